@@ -47,14 +47,15 @@ pub struct Findings {
 }
 
 /// Rows that an ended workload leaves.
-pub const LEFT: &str =
-    "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data), (SELECT count(*) FROM linkis_resource_lock),
+pub const LEFT: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
+    (SELECT count(*) FROM linkis_resource_lock) + (SELECT count(*) FROM linkis_resource_hold),
     (SELECT count(*) FROM linkis_resource_waiting JOIN linkis_rm_instance i USING (instance_id)
         WHERE i.alive_until > clock_timestamp()), 0::bigint";
 
 /// Rows that remain, including queue entries of dead instances, which delay no call.
 pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
-    (SELECT count(*) FROM linkis_resource_lock), (SELECT count(*) FROM linkis_resource_waiting),
+    (SELECT count(*) FROM linkis_resource_lock) + (SELECT count(*) FROM linkis_resource_hold),
+    (SELECT count(*) FROM linkis_resource_waiting),
     (SELECT count(*) FROM linkis_resource_waiting_entry)";
 
 /// Waits until nothing is left, by `Left`.

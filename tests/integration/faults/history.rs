@@ -153,6 +153,7 @@ impl EmThen {
                 self.is_drained = true;
                 return None;
             }
+            (None, "held" | "hold_ended") => return None,
             (None, "resumed") => {
                 self.is_drained = false;
                 return None;

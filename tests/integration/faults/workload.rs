@@ -10,8 +10,9 @@ use std::{
 use rm_client::{ClientError, RmClient};
 use rm_model::{
     em::EmInstance,
+    hold::NewHold,
     name::Labels,
-    operation::{RegisterEm, ReleaseTicket},
+    operation::{LockKey, RegisterEm, ReleaseTicket},
     resource::Resource,
 };
 use tokio::task::JoinSet;
@@ -201,9 +202,10 @@ pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
     tasks.spawn(adopter::run(shared.clone(), random.fork()));
     tasks.spawn(resizer(shared.clone(), random.fork()));
     tasks.spawn(mover(shared.clone(), random.fork()));
-    // An earlier release has no drains.
+    // An earlier release may have no drains or other holds.
     if env::var("LINKIS_RM_FAULTS_OTHER").is_err() {
         tasks.spawn(drainer(shared.clone(), random.fork()));
+        tasks.spawn(holder(shared.clone(), random.fork()));
     }
     tasks.spawn(onlooker(shared.clone(), random.fork()));
     tasks.spawn(crowd::big_em(shared.clone(), random.fork()));
@@ -275,6 +277,36 @@ async fn drainer(shared: Shared, mut random: Random) {
         tokio::time::sleep(random.millis(0, 400)).await;
         let resume = async |rm: RmClient| rm.resume(&em1, "").await;
         shared.insist(&mut random, "resume", resume).await;
+    }
+}
+
+/// Holds EMs and users for a moment. No call changes a held EM.
+async fn holder(shared: Shared, mut random: Random) {
+    /// Longer than the reads below usually take.
+    const HELD: Duration = Duration::from_secs(5);
+    while shared.goes_on(random.millis(500, 3000)).await {
+        let em1 = em(random.pick([Hosts::HOT[0], Hosts::HOT[1], Hosts::BIG[0]]));
+        let key = match random.between(0, 3) {
+            0 => LockKey::User(name(&format!("user{}", random.between(0, 5)))),
+            _ => LockKey::Em(em1.clone()),
+        };
+        let new = NewHold { key: key.clone(), duration: HELD, reason: name("a fault") };
+        let begun = Instant::now();
+        shared.insist(&mut random, "hold", async |rm: RmClient| rm.hold(&new).await).await;
+        if matches!(key, LockKey::Em(_)) {
+            let version = async |random: &mut Random| match shared.client(random).em(&em1).await {
+                Ok(em) => Some((em.epoch, em.version)),
+                Err(_) => None,
+            };
+            let before = version(&mut random).await;
+            tokio::time::sleep(random.millis(0, 300)).await;
+            let after = version(&mut random).await;
+            let is_known = before.is_some() && after.is_some() && begun.elapsed() < HELD;
+            shared.journal.check(!is_known || before == after, || {
+                format!("{em1} changed from {before:?} to {after:?} while held")
+            });
+        }
+        shared.insist(&mut random, "release of a hold", async |rm: RmClient| rm.release_hold(&key).await).await;
     }
 }
 
