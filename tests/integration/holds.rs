@@ -13,6 +13,8 @@ use rm_model::{
     hold::{NewHold, ResourceHold},
     operation::LockKey,
 };
+use rm_store::waiting::CHANNEL;
+use sqlx::postgres::PgListener;
 use tokio::task::JoinSet;
 use tonic::Code;
 
@@ -280,6 +282,8 @@ async fn hold_at_deadline_grants_waiting_requests() {
     let too_large = patient(&em("held"), "a", load(11, 1, 1));
     assert!(rm.client.request_resource(&too_large).await.refused().never_fits);
     assert_wait_queues_empty(&rm.client).await;
+    let mut listener = PgListener::connect_with(&database.pool).await.unwrap();
+    listener.listen(CHANNEL).await.unwrap();
     // All EMs are held.
     let call = enqueue(&rm.client, anywhere("hadoop")).await;
     let again = rm.client.hold(&new(of_em("held"), Duration::from_millis(500))).await.unwrap();
@@ -288,6 +292,7 @@ async fn hold_at_deadline_grants_waiting_requests() {
         "SELECT count(*) FROM linkis_resource_action_record WHERE ticket_id = '{grant}' AND action_time < '{until}'"
     );
     assert_eq!(database.count(early).await, 0, "no grant before the deadline");
+    tokio::time::timeout(LONG, listener.recv()).await.expect("the end of the hold notifies instances").unwrap();
     assert_invariants(&database, &rm.client).await;
 }
 
