@@ -285,7 +285,7 @@ async fn holder(shared: Shared, mut random: Random) {
     /// Longer than the reads below usually take.
     const HELD: Duration = Duration::from_secs(5);
     while shared.goes_on(random.millis(500, 3000)).await {
-        let em1 = em(random.pick([Hosts::HOT[0], Hosts::HOT[1], Hosts::BIG[0]]));
+        let em1 = em(random.pick(Hosts::HOT));
         let key = match random.between(0, 3) {
             0 => LockKey::User(name(&format!("user{}", random.between(0, 5)))),
             _ => LockKey::Em(em1.clone()),

@@ -193,11 +193,11 @@ impl CheckState {
     /// Returns the head-room and the exceeded advisory limits; empty if the verdict explains the rejection.
     pub fn room(&self, request: &PlacedRequest) -> DryRunResult {
         let Some(em) = self.ems.get(&request.em) else { return DryRunResult::default() };
-        let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);
+        let (scopes, resource) = (request.scopes(&self.limits), &request.ask.resource);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         DryRunResult {
             head_room: assessment::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
-            advisory_violations: assessment::advisory_violations(&scopes, usage, &asked.zero_like(), asked),
+            advisory_violations: assessment::advisory_violations(&scopes, usage, &resource.zero_like(), resource),
         }
     }
 
