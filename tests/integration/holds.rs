@@ -296,6 +296,32 @@ async fn hold_at_deadline_grants_waiting_requests() {
     assert_invariants(&database, &rm.client).await;
 }
 
+/// The end of a hold grants a crowd that waits over one connection; the instance of another crowd dies, and leaves nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_end_grants_crowd_on_one_connection() {
+    const CROWD: usize = 500;
+    let database = Database::fresh().await;
+    let dies = Process::start(&["--database-url", &database.url()]);
+    let rm = Instance::start(&database).await;
+    rm.client.register(registration(em("held"), load(2000, 2000, 2000))).await.unwrap();
+    rm.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
+    let crowd = |client: &RmClient| -> Vec<Call> {
+        (0..CROWD)
+            .map(|n| ask_in_task(client, patient(&em("held"), &format!("user{}", n % 20), load(1, 1, 1))))
+            .collect()
+    };
+    let (killed, calls) = (crowd(&dies.client), crowd(&rm.client));
+    database.waiting(2 * CROWD as i64).await;
+    killed.iter().for_each(Call::abort);
+    dies.kill();
+    assert!(rm.client.release_hold(&of_em("held")).await.unwrap());
+    for call in calls {
+        grant_of(call).await;
+    }
+    assert_wait_queues_empty(&rm.client).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, CROWD);
+}
+
 /// A request of a held user waits at its user alone, and keeps no capacity from others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_of_held_user_blocks_no_other_user() {

@@ -208,16 +208,13 @@ impl<T, H: Clone> ContendedKeys<T, H> {
         let Some(queue) = self.0.get_mut(key) else { return Vec::new() };
         let mut left = BATCH_COST_MAX;
         queue.remove(|waiter| {
-            let is_taken = selected(&waiter.operation) && waiter.cost <= left;
+            if !selected(&waiter.operation) {
+                return false;
+            }
+            let rest = left.checked_sub(waiter.cost);
             // Later operations do not overtake one for which there is no space.
-            left = if is_taken {
-                left - waiter.cost
-            } else if selected(&waiter.operation) {
-                0
-            } else {
-                left
-            };
-            is_taken
+            left = rest.unwrap_or_default();
+            rest.is_some()
         })
     }
 

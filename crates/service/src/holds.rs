@@ -126,6 +126,13 @@ impl HoldService {
     }
 }
 
+/// Opens a transaction that waits up to `patience` for each lock.
+async fn open(connection: &mut PgConnection, patience: Duration) -> Result<Transaction<'_, Postgres>, StoreError> {
+    let mut transaction = connection.begin().await?;
+    session::hurried(&mut transaction, patience).await?;
+    Ok(transaction)
+}
+
 /// Sets a hold in a transaction, which the caller must commit.
 async fn begin<'c>(
     connection: &'c mut PgConnection,
@@ -134,8 +141,7 @@ async fn begin<'c>(
     new: &NewHold,
 ) -> Result<(Transaction<'c, Postgres>, HoldResult), Error> {
     within_timeout(async {
-        let mut transaction = connection.begin().await?;
-        session::hurried(&mut transaction, patience).await?;
+        let mut transaction = open(connection, patience).await?;
         let (locks, is_taken) = match &new.key {
             LockKey::Em(_) => {
                 let locks = resource_lock::lock(&mut transaction, &BTreeSet::from([new.key.clone()])).await?;
@@ -175,8 +181,7 @@ async fn release<'c>(
     key: &LockKey,
 ) -> Result<(Transaction<'c, Postgres>, HoldResult), Error> {
     within_timeout(async {
-        let mut transaction = connection.begin().await?;
-        session::hurried(&mut transaction, patience).await?;
+        let mut transaction = open(connection, patience).await?;
         let row = resource_hold::end(&mut transaction, key, by, HoldEnd::RowDeleted).await?;
         let hold = end(&mut transaction, key, by, HoldEnd::Released).await?;
         Ok((transaction, hold.or(row)))
@@ -184,8 +189,8 @@ async fn release<'c>(
     .await
 }
 
-/// Ends the hold on a key, and wakes the requests that wait for its end after the commit. A committed row of another program, which owns
-/// the key of an EM, does not keep the hold.
+/// Ends the hold on a key, and wakes the requests that wait for its end after the commit. A committed row of another
+/// program, which owns the key of an EM, does not keep the hold.
 async fn end(connection: &mut PgConnection, key: &LockKey, by: &Actor, how: HoldEnd) -> Result<HoldResult, StoreError> {
     let locks = match key {
         LockKey::Em(_) => resource_lock::lock(&mut *connection, &BTreeSet::from([key.clone()])).await?,
@@ -217,8 +222,7 @@ pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
     for key in within_timeout(resource_hold::expired(session.get().await?, EXPIRED_MAX)).await? {
         let connection = session.get().await?;
         let ended = within_timeout(async {
-            let mut transaction = connection.begin().await?;
-            session::hurried(&mut transaction, EXPIRY_PATIENCE).await?;
+            let mut transaction = open(connection, EXPIRY_PATIENCE).await?;
             end(&mut transaction, &key, &Principal::Service.into(), HoldEnd::Expired).await?;
             transaction.commit().await?;
             Ok::<_, StoreError>(())

@@ -28,7 +28,8 @@ use rm_store::{
     external_ticket, request_id, resource_hold, waiting,
 };
 
-/// Returns the holds in effect at the time `now`, or at present, on the EMs and users of operations, and notes them in `ems`. Reads nothing if nothing is held.
+/// Returns the holds in effect at the time `now`, or at present, on the EMs and users of operations, and notes them in `ems`.
+/// Reads nothing if nothing is held.
 pub(super) async fn holds(
     connection: &mut PgConnection,
     (any_held, now): (bool, Option<OffsetDateTime>),
@@ -117,7 +118,8 @@ pub(super) async fn clusters(
     Ok(Clusters::new(providers, clusters, held))
 }
 
-/// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of those requests themselves.
+/// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of those requests
+/// themselves.
 pub(super) async fn line(
     connection: &mut PgConnection,
     requests: &[&PlacedRequest],

@@ -97,7 +97,8 @@ pub async fn read(
 /// Reads the first input of a batch in one statement: the present limits, a flag for waiters, and the EMs among
 /// `instances` that exist.
 ///
-/// Does not read whether the EMs are held. Returns `known` as the limits if they have not changed. The limits cannot change until the transaction ends.
+/// Does not read whether the EMs are held. Returns `known` as the limits if they have not changed. The limits cannot change
+/// until the transaction ends.
 pub async fn read_in_force(
     connection: &mut PgConnection,
     known: &Arc<Limits>,
@@ -184,7 +185,8 @@ pub async fn counted(
     TABLE.parse(&rows, |row| Ok((row.em()?, row.get("counted_to")?)))
 }
 
-/// Updates all columns of EMs that registered again, or that a step changed. Fails with [`StoreError::RowCount`] if a version has changed.
+/// Updates all columns of EMs that registered again, or that a step changed. Fails with [`StoreError::RowCount`] if a version
+/// has changed.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let update = sqlx::query(
         "-- em_resource::update

@@ -130,7 +130,9 @@ pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, St
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another change takes longer than `lock_timeout`; [`StoreError::TooOld`].
 pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreError> {
-    lock_limits(connection).await?;
+    sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE")
+        .execute(&mut *connection)
+        .await?;
     let (before, oldest_writer) = sqlx::query_as(
         "-- limit::begin_change
         WITH before AS MATERIALIZED (SELECT version FROM linkis_resource_limit_version WHERE only_row)
@@ -143,14 +145,8 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
     Ok(before)
 }
 
-/// Excludes other changes of the limits until the transaction ends.
-async fn lock_limits(connection: &mut PgConnection) -> Result<(), StoreError> {
-    sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE").execute(connection).await?;
-    Ok(())
-}
-
 /// Closes the limits fence: waits until no batch uses the rules, and blocks new batches until the transaction ends. The
-/// caller must commit soon. No transaction before it has decided by what this one changes.
+/// caller must commit soon.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if a batch takes longer than `lock_timeout`. Later batches wait meanwhile.

@@ -1,7 +1,7 @@
 //! Deltas: the rows that a batch writes, and the state after its commit.
 //!
-//! The ledger fills [`Deltas`]; the store writes them in one transaction. [`PostCommitState`] updates
-//! the state cache after the commit. Invariant: each history line is recorded once, in the order of the decisions.
+//! The ledger fills [`Deltas`]; the store writes them in one transaction. [`PostCommitState`] updates the state cache after
+//! the commit. Invariant: each history line is recorded once, in the order of the decisions.
 //! Callers: the other modules of the ledger, `rm_store::batch_write` and the committer.
 
 use std::sync::Arc;

@@ -19,15 +19,17 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use rm_store::{
-    StoreError, Work, lease,
+    StoreError, Work, lease, limit,
     session::{Session, within_short_timeout},
 };
 
 use super::{Step, Task};
 
-/// Name of the lease on all background work. A release with another writer number has a lease of its own, because one of the two may
-/// not write.
-const BACKGROUND: &str = "background of writer 2";
+/// Returns the name of the lease on all background work. A release with another writer number has a lease of its own, because
+/// one of the two may not write.
+fn background() -> String {
+    format!("background of writer {}", limit::WRITER)
+}
 
 /// Time during which an instance that steps down does not take the lease.
 const HANDED_OVER: Duration = Duration::from_secs(3);
@@ -69,7 +71,7 @@ impl RenewLease {
     /// Takes or renews the lease unless another instance owns it.
     async fn acquire_or_renew(&self, session: &mut Session) -> Result<(), StoreError> {
         // The row is never locked for long.
-        let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
+        let held = async { lease::hold(session.get().await?, &background(), self.instance_id).await };
         let held = within_short_timeout(held).await;
         // The lease may be lost if its renewal failed.
         self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
@@ -105,7 +107,7 @@ impl Task for RenewLease {
             && let Ok(connection) = session.get().await
         {
             // The lease ends at its deadline if the database does not reply.
-            let _ = within_short_timeout(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
+            let _ = within_short_timeout(lease::give_back(connection, &background(), self.instance_id)).await;
         }
     }
 }
