@@ -24,8 +24,8 @@ fn new(key: LockKey, duration: Duration) -> NewHold {
     NewHold { key, duration, reason: name("an audit") }
 }
 
-fn of_em(host: &str) -> LockKey {
-    LockKey::Em(em(host))
+fn of_em(named: &str) -> LockKey {
+    LockKey::Em(em(named))
 }
 
 fn of_user(user: &str) -> LockKey {
@@ -294,6 +294,27 @@ async fn hold_at_deadline_grants_waiting_requests() {
     assert_eq!(database.count(early).await, 0, "no grant before the deadline");
     tokio::time::timeout(LONG, listener.recv()).await.expect("the end of the hold notifies instances").unwrap();
     assert_invariants(&database, &rm.client).await;
+}
+
+/// Placement uses an EM again as soon as its hold has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_after_hold_uses_em_at_once() {
+    let (_database, rm) = start().await;
+    register_all(&rm.client, ["held", "small"], load(10, 10, 10)).await;
+    rm.client.request_resource(&request(&em("small"), "hadoop", load(5, 5, 5))).await.granted();
+    for end_at_deadline in [false, true] {
+        let duration = if end_at_deadline { Duration::from_millis(50) } else { Duration::from_secs(600) };
+        rm.client.hold(&new(of_em("held"), duration)).await.unwrap();
+        if !end_at_deadline {
+            let elsewhere = rm.client.request_resource(&anywhere("hadoop")).await.granted();
+            assert_eq!(elsewhere.em, em("small"));
+            assert!(rm.client.release_hold(&of_em("held")).await.unwrap());
+            assert_eq!(rm.client.request_resource(&anywhere("hadoop")).await.granted().em, em("held"));
+        } else {
+            let is_used = async || rm.client.request_resource(&anywhere("hadoop")).await.granted().em == em("held");
+            eventually("the EM is used", LONG, is_used).await;
+        }
+    }
 }
 
 /// The end of a hold grants a crowd that waits over one connection; the instance of another crowd dies, and leaves nothing.

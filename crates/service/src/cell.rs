@@ -153,6 +153,8 @@ impl CellServices {
         tasks.spawn(waiting::renew(line.clone()));
         tasks.spawn(waiting::listen(line.clone(), admission.clone()));
 
+        driver.start(EndHolds(admission.clone()), Arc::default());
+        let holds = HoldService::new(store.clone(), admission.clone());
         let limits = LimitService::new(store.clone(), counting);
         let request_resource = RequestResourceService::new(
             admission,
@@ -177,7 +179,7 @@ impl CellServices {
             tickets: TicketLookup::start(store, tasks),
             em_goes,
             audit,
-            holds: HoldService::new(store.clone()),
+            holds,
             limits,
             usage: UsageQueries::new(store.clone(), liveness.silent_after),
             overviews,
@@ -214,7 +216,6 @@ fn spawn_maintenance(
     driver.start(PruneHistory::new(instance.settings.history, store.schema_session()), Arc::default());
     driver.start(BuildIndexes::new(store.schema_session()), Arc::default());
     driver.start(PruneCounters::default(), Arc::default());
-    driver.start(EndHolds, Arc::default());
     driver.start(RollUpUsage::default(), Arc::default());
     driver.start(ScheduledAudit::new(store.clone(), audit), Arc::default());
     let (silent_after, metrics) = (instance.settings.liveness.silent_after, instance.metrics.cluster.clone());

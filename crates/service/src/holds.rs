@@ -14,7 +14,7 @@ use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 use tokio::{sync::Mutex, time::Instant};
 
-use crate::{commit::commit, error::Error};
+use crate::{admission::Admission, commit::commit, error::Error};
 use rm_model::{
     hold::{HOLDS_MAX, NewHold, ResourceHold},
     operation::{LockKey, Rejection},
@@ -28,6 +28,7 @@ use rm_store::{
     session::{self, Session, within_timeout},
     waiting::{self, FreedNotification},
 };
+use rm_telemetry::cause;
 
 /// Maximum number of holds in a list.
 const LISTED_MAX: i64 = 1000;
@@ -42,6 +43,8 @@ const PAUSE: Duration = Duration::from_millis(25);
 #[derive(Clone, Debug)]
 pub struct HoldService {
     store: Store,
+    /// Reads an EM after a change of its hold, so that placement sees it at once. Other instances see it at their next survey.
+    admission: Admission,
     /// Serializes changes, so that they use one connection.
     changing: Arc<Mutex<()>>,
 }
@@ -58,8 +61,8 @@ type HoldResult = Option<ResourceHold>;
 
 impl HoldService {
     /// Creates the service.
-    pub fn new(store: Store) -> Self {
-        Self { store, changing: Arc::default() }
+    pub fn new(store: Store, admission: Admission) -> Self {
+        Self { store, admission, changing: Arc::default() }
     }
 
     /// Sets a hold, or replaces the caller's own hold on the key.
@@ -101,6 +104,9 @@ impl HoldService {
                 // The commit has no timeout: its outcome would be unknown.
                 Ok(Ok((transaction, changed))) => {
                     commit(transaction).await?;
+                    if let Some(hold) = &changed {
+                        show(&self.admission, &hold.key).await;
+                    }
                     return Ok(changed);
                 }
                 Ok(Err(Error::LockTimeout)) if Instant::now() + PAUSE < deadline => {
@@ -123,6 +129,16 @@ impl HoldService {
     pub async fn list(&self) -> Result<Vec<ResourceHold>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(within_timeout(resource_hold::list(&mut *connection, LISTED_MAX)).await?)
+    }
+}
+
+/// Shows placement whether an EM is held. After a failure, the next survey does.
+async fn show(admission: &Admission, key: &LockKey) {
+    if let LockKey::Em(em) = key
+        && let Err(error) = admission.refresh(std::slice::from_ref(em)).await
+        && !error.is_logged()
+    {
+        tracing::warn!(error = cause(&error), %key, "cannot read an EM after a change of its hold");
     }
 }
 
@@ -218,7 +234,7 @@ const EXPIRY_PATIENCE: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// Database errors.
-pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
+pub async fn clear(session: &mut Session, admission: &Admission) -> Result<(), StoreError> {
     for key in within_timeout(resource_hold::expired(session.get().await?, EXPIRED_MAX)).await? {
         let connection = session.get().await?;
         let ended = within_timeout(async {
@@ -229,7 +245,10 @@ pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
         });
         match ended.await {
             Err(error) if error.is_lock_timeout() => {}
-            ended => ended?,
+            ended => {
+                ended?;
+                show(admission, &key).await;
+            }
         }
     }
     Ok(())

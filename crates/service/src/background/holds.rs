@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use crate::holds;
+use crate::{admission::Admission, holds};
 use rm_store::{StoreError, session::Session};
 
 use super::{Step, Task};
 
 /// Background task that deletes expired holds.
 #[derive(Debug)]
-pub struct EndHolds;
+pub struct EndHolds(pub Admission);
 
 impl Task for EndHolds {
     const NAME: &'static str = "holds";
@@ -19,6 +19,6 @@ impl Task for EndHolds {
     const LEASED: bool = true;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        holds::clear(session).await.map(|()| Step::Done)
+        holds::clear(session, &self.0).await.map(|()| Step::Done)
     }
 }
