@@ -1,14 +1,18 @@
-//! Commit queues, and the selection of the operations of the next batch.
+//! Commit queues, the permits that bound them, and the selection of the operations of the next batch.
 //!
 //! Operations with a caller that touch one ticket come first. Large operations, background steps and other background
 //! operations share the rest of a batch in rotating order, so that none of them starves. Operations of one class leave in
 //! the order in which they came.
 //!
-//! Never: waits; bounds the number of queued operations, which permits of `rm_service::committer` do.
-//! Caller: the run loop of `rm_service::committer`.
+//! Never: waits.
+//! Caller: `rm_service::committer`.
 
 use std::{
     collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -126,6 +130,38 @@ impl<T> CommitQueue<T> {
             batch.push(operation);
         }
         taken
+    }
+}
+
+/// Maximum number of queued and contended operations. More are rejected, because they would wait past the deadlines of their
+/// callers.
+pub const WAITING_MAX: usize = 16_384;
+
+/// Maximum number of queued operations with which a request can still enter.
+const REQUESTS_MAX: usize = WAITING_MAX / 2;
+
+/// Permits of queued and contended operations, which bound how many wait. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct OperationPermits(Arc<AtomicUsize>);
+
+/// Permit of one operation, from submission to reply.
+#[derive(Debug)]
+pub struct OperationPermit(Arc<AtomicUsize>);
+
+impl OperationPermits {
+    /// Acquires a permit; `None` if none is available. Requests leave half of the permits to operations that free resources.
+    pub fn take(&self, operation: &Operation) -> Option<OperationPermit> {
+        let most = if operation.request().is_some() { REQUESTS_MAX } else { WAITING_MAX };
+        let place = OperationPermit(self.0.clone());
+        // Increments before comparing, so that two concurrent calls cannot both take the last permit. Dropping the permit
+        // decrements.
+        (place.0.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+    }
+}
+
+impl Drop for OperationPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

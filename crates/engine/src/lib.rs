@@ -9,6 +9,7 @@
 //! - Requests: [`request`], from the submission to the reply.
 //! - Commits: [`commit_queue`] selects the operations of a batch; [`batch_policy`] decides what follows from a failure;
 //!   [`contended_keys`] has the operations whose keys others own.
+//! - State as last observed: [`observed_state`] for checks; [`placement_changes`] for placements.
 //! - Waiting requests: [`waiter_index`], with [`wake_reason`].
 //! - Deadlines: [`expiry_budgets`].
 
@@ -26,6 +27,8 @@ pub mod batch_policy;
 pub mod commit_queue;
 pub mod contended_keys;
 pub mod expiry_budgets;
+pub mod observed_state;
+pub mod placement_changes;
 pub mod request;
 pub mod waiter_index;
 pub mod wake_reason;

@@ -40,7 +40,7 @@ mod check;
 mod survey;
 
 pub use cache::StateCache;
-use check::{CheckState, CheckTask};
+use check::CheckTask;
 pub use survey::Surveys;
 use survey::survey;
 
@@ -153,7 +153,7 @@ impl Admission {
 
     /// Whether the request must be checked before it goes to the committer.
     pub fn needs_check(&self, request: &PlacedRequest) -> bool {
-        !self.seen.fitted(request)
+        !self.seen.fits(request)
     }
 
     /// Whether no label set counts the labels of one of `caps`, by the last known limits.

@@ -14,24 +14,20 @@ use std::{
     },
 };
 
-use time::OffsetDateTime;
 use tokio::sync::{mpsc, oneshot};
-use uuid::Uuid;
 
 use crate::{
     error::Error,
     read_state::{self, QueueUse},
 };
+use rm_engine::observed_state::CheckState;
 use rm_model::{
-    assessment::{self, BlockedRequest, assess},
-    em::{Em, EmInstance},
-    external::{Clusters, place_of},
-    hold::Holds,
-    ledger::{PostCommitState, WaitQueueView},
+    em::EmInstance,
+    external::place_of,
+    ledger::WaitQueueView,
     limit::Limits,
-    operation::{LockKey, PlacedRequest, Rejection, RequestKey, RequestRecord},
-    scope::{ScopeCounter, ScopeHoldings},
-    ticket::EndedTicket,
+    operation::{LockKey, PlacedRequest},
+    scope::ScopeCounter,
 };
 use rm_store::{
     StoreError, em_resource, label_resource,
@@ -96,7 +92,7 @@ pub(super) async fn run(
                 };
                 let answers: Vec<_> = looks.drain(..).map(answer).collect();
                 // The cache is updated before the replies, because callers may act on it.
-                seen.update_by_look(state.into_post_commit_state(), commits);
+                seen.update_by_check(state.into_post_commit_state(), commits);
                 for (answer, reply) in answers {
                     // A caller that is gone needs no reply.
                     let _ = reply.send(answer);
@@ -110,101 +106,6 @@ pub(super) async fn run(
                 }
             }
         }
-    }
-}
-
-/// Rows on which requests are decided, as read by a check or as cached.
-#[derive(Debug, Default)]
-pub(super) struct CheckState {
-    pub ems: HashMap<EmInstance, Em>,
-    /// Limits; in the cache, those of the last commit or check.
-    pub limits: Arc<Limits>,
-    pub scopes: HashMap<ScopeCounter, ScopeHoldings>,
-    pub request_ids: HashMap<RequestKey, RequestRecord>,
-    /// Ended tickets that were granted under these request ids.
-    pub ended: HashMap<Uuid, EndedTicket>,
-    pub line: WaitQueueView,
-    /// Holds on the EMs and users; empty in the cache.
-    pub holds: Holds,
-    /// Clusters of the requested external queues; empty in the cache.
-    pub clusters: Clusters,
-    /// Database time of the read, if external queues were read.
-    pub now: Option<OffsetDateTime>,
-}
-
-impl CheckState {
-    /// Whether the request fits by this state. State that is missing counts as not fitting.
-    pub fn fits(&self, request: &PlacedRequest) -> bool {
-        if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
-            return true;
-        }
-        self.ems.get(&request.em).filter(|em| assessment::check_em(em, &self.limits, &request.ask).is_ok()).is_some_and(
-            |em| {
-                let scopes = request.scopes(&self.limits);
-                assessment::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
-            },
-        )
-    }
-
-    /// Decides the request by this state.
-    ///
-    /// # Errors
-    /// The rejection that the ledger would return.
-    pub fn verdict(&self, request: &PlacedRequest) -> Result<Verdict, Rejection> {
-        if let (Some(asked), Some(key)) = (&request.ask.request_id, request.ask.request_key())
-            && let Some(record) = self.request_ids.get(&key)
-        {
-            let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
-            return match ended.cloned().map(Box::new) {
-                _ if record.request_id != *asked => Err(Rejection::RequestIdReused(request_id)),
-                Some(ended) => Err(Rejection::TicketEnded { request_id, ended }),
-                None => Ok(Verdict::Fits),
-            };
-        }
-        let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let position = request.position();
-        if position.is_some_and(|position| !self.line.line.has(position)) {
-            return Err(Rejection::PlaceLost);
-        }
-        assessment::check_em(em, &self.limits, &request.ask)?;
-        let assessed = self.assess(em, request)?;
-        Ok(match self.holds.or_block(assessed, request, &self.line.line) {
-            Ok(()) => Verdict::Fits,
-            Err(mut short) => {
-                if let Some(position) = position {
-                    short.wait_keys = self.line.line.keys_for(position, &short.wait_keys);
-                }
-                Verdict::Refused(short)
-            }
-        })
-    }
-
-    /// Assesses a request on its EM, in its scopes and in its external queue.
-    fn assess(&self, em: &Em, request: &PlacedRequest) -> Result<Result<(), Box<BlockedRequest>>, Rejection> {
-        let scopes = request.scopes(&self.limits);
-        let usage = |counter: &ScopeCounter| self.scopes.get(counter);
-        let assessed = assess(em, &scopes, usage, &self.line.line, request.position(), &request.ask)?;
-        Ok(match self.now {
-            Some(now) => self.clusters.judge(assessed, request, &self.limits, &self.line.line, now).map(|_| ()),
-            None => assessed.map(|_| ()),
-        })
-    }
-
-    /// Returns the head-room and the exceeded advisory limits; empty if the verdict explains the rejection.
-    pub fn room(&self, request: &PlacedRequest) -> DryRunResult {
-        let Some(em) = self.ems.get(&request.em) else { return DryRunResult::default() };
-        let (scopes, resource) = (request.scopes(&self.limits), &request.ask.resource);
-        let usage = |counter: &ScopeCounter| self.scopes.get(counter);
-        DryRunResult {
-            head_room: assessment::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
-            advisory_violations: assessment::advisory_violations(&scopes, usage, &resource.zero_like(), resource),
-        }
-    }
-
-    /// Converts the state for the cache.
-    pub fn into_post_commit_state(self) -> PostCommitState {
-        let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
-        PostCommitState { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
     }
 }
 

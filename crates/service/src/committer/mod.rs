@@ -5,7 +5,7 @@
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `rm_edge`.
 //!
-//! - `permits`: bound of the queued operations; `batch`: one transaction; `counters`: counters after a batch;
+//! - `batch`: one transaction; `counters`: counters after a batch;
 //! - `worker`: applies batches and handles their failures; `evidence`: whether an interrupted commit took effect;
 //! - `contended`: queues of operations with a contended key.
 
@@ -25,7 +25,9 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::error::Error;
-use rm_engine::commit_queue::{BATCH_COST_MAX, CommitQueues, OperationClass};
+use rm_engine::commit_queue::{
+    BATCH_COST_MAX, CommitQueues, OperationClass, OperationPermit, OperationPermits, WAITING_MAX,
+};
 use rm_model::{
     counters::Counters,
     name::Name,
@@ -46,11 +48,9 @@ mod batch;
 mod contended;
 mod counters;
 mod evidence;
-mod permits;
 mod worker;
 
 use batch::BatchItem;
-use permits::{OperationPermit, OperationPermits, WAITING_MAX};
 
 /// Capacity of the channel to the committer: twice the permits, because undo operations need none.
 const INBOX_MAX: usize = 2 * WAITING_MAX;
