@@ -100,7 +100,7 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
         granted(client.request_resource(&keys.request(number)?).await?)
     };
     let held = stage.callers.each("tickets are granted", waiting, fill).await?;
-    // The calm phase has no waiting requests.
+    let calm = stage.calm().await?;
     let enter = async {
         let mut queued = JoinSet::new();
         for number in 0..waiting {
@@ -114,13 +114,18 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
         while (stage.callers.client(0).waiting().await?.len() as u64) < waiting {
             tokio::time::sleep(POLL).await;
         }
-        tokio::time::sleep(IDLE).await;
-        Ok(queued)
+        Ok::<_, Failure>(queued)
     };
-    let Some(queued) = stage.pair(findings, &name, QUEUED_TIMEOUT, enter).await? else {
+    let Ok(queued) = tokio::time::timeout(QUEUED_TIMEOUT, enter).await else {
         findings.unfinished.push(format!("{name}: not all were queued within {QUEUED_TIMEOUT:?}"));
         return Ok(None);
     };
+    let queued = queued?;
+    let waits = async {
+        tokio::time::sleep(IDLE).await;
+        Ok(())
+    };
+    stage.beside(calm, findings, &name, 2 * IDLE, waits).await?;
     let idle = CostMeasurement::begin(stage).await?;
     tokio::time::sleep(IDLE).await;
     let [server, postgresql] = idle.percent().await?;

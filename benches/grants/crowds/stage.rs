@@ -131,7 +131,25 @@ impl Stage {
         limit: Duration,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<Option<T>, Failure> {
+        let calm = self.calm().await?;
+        self.beside(calm, findings, name, limit, work).await
+    }
+
+    /// Measures others in a calm phase.
+    pub async fn calm(&self) -> Result<OpenLoopResult, Failure> {
         let (_, calm) = self.others().during(CALM, std::future::pending::<()>()).await?;
+        Ok(calm)
+    }
+
+    /// Measures others during `work`, after they were `calm`. Returns `None` if the work was not done within `limit`.
+    pub async fn beside<T>(
+        &self,
+        calm: OpenLoopResult,
+        findings: &mut Findings,
+        name: &str,
+        limit: Duration,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<Option<T>, Failure> {
         let memory = self.memory()?;
         eprintln!("  others are calm (p99 {:.1} ms); now: {name}", super::findings::millis(calm.times().p99));
         let work = async {
