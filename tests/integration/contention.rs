@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rm_client::ResultResource;
+use rm_client::{ResourceRequest, ResultResource};
 use rm_model::{
     hold::NewHold,
     limit::{LabelPattern, Rule},
@@ -224,6 +224,25 @@ async fn locked_row_does_not_delay_other_ems() {
     execute(&mut holder, "ROLLBACK").await;
     waiting.await.unwrap().granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 201);
+}
+
+/// A request without an EM leaves an EM whose row another program locks, and is granted on another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_row_sends_request_without_em_to_other_em() {
+    let (database, rm) = start().await;
+    register_all(&rm.client, ["locked", "free"], load(1000, 1000, 1000)).await;
+    // The other EM is the emptier one.
+    rm.client.request_resource(&request(&em("free"), "hadoop", load(500, 500, 1))).await.granted();
+    let locked = "SELECT * FROM linkis_em_resource_meta_data WHERE em_instance = 'locked:9102' FOR UPDATE";
+    let mut holder = database.transaction(locked).await;
+    let any_em = ResourceRequest { em: None, ..request(&em("free"), "hadoop", load(1, 1, 1)) };
+    for _ in 0..3 {
+        assert_eq!(rm.client.request_resource(&any_em).await.granted().em, em("free"));
+    }
+    execute(&mut holder, "ROLLBACK").await;
+    let chosen = async || rm.client.request_resource(&any_em).await.granted().em;
+    eventually("the emptier EM is selected again", LONG, async || chosen().await == em("locked")).await;
+    assert_invariants(&database, &rm.client).await;
 }
 
 /// Hundreds of contended users delay other users no more than one does, on any EM, and use no more database connections.

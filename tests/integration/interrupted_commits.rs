@@ -273,6 +273,27 @@ async fn grant_with_late_commit_ends_by_deadline() {
     assert_eq!(assert_invariants(&database, &direct.client).await, 1, "granted once");
 }
 
+/// A caller that got no grant finds its ticket by the error's id and starts an engine. The undo of the grant ends no used ticket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn confirmed_ticket_of_late_commit_stays() {
+    let Served { database, direct, proxy, rm } = Served::start_hasty("grants-found").await;
+    let em1 = em("host1");
+    let warm = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.ticket_released(warm.ticket_id).await.unwrap();
+    proxy.cut_commits(Cut::Silence, 1);
+    let hasty = hurried(&rm.address, Duration::from_secs(10));
+    let error = hasty.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap_err();
+    let granted = Grant { ticket_id: error.fact("ticket_id").unwrap().parse().unwrap(), ..warm };
+    direct.client.resource_inited(&inited(&granted, "hadoop", None)).await.unwrap();
+    proxy.set_fault_plan(FaultPlan::Fair);
+    // The undo comes before the second of these requests: the instance first learns that the commit took effect.
+    let granted_again = async || rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await;
+    eventually("it is served again", Duration::from_secs(20), async || granted_again().await.is_ok()).await;
+    granted_again().await.granted();
+    assert!(lives(&direct.client, granted.ticket_id).await, "a used ticket stays");
+    assert_eq!(assert_invariants(&database, &direct.client).await, 3);
+}
+
 /// A client must not repeat a request that may be granted, unless a request id prevents a second grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_in_doubt_is_retryable_only_with_id() {

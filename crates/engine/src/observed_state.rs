@@ -1,6 +1,6 @@
 //! State as this instance last observed it, through its own commits and checks.
 //!
-//! The observed state selects the path of a request: straight to the commit queue, or to a check first. It also judges queued
+//! The observed state selects the path of a request: straight to the commit queue, or to a check first. It also checks queued
 //! requests before they try again.
 //!
 //! Never: grants or refuses; delays a commit. Large evictions are spread over many commits.
@@ -147,9 +147,9 @@ pub struct ObservedState {
 
 impl ObservedState {
     /// Stores the state after a commit.
-    pub fn update(&mut self, standing: PostCommitState) {
+    pub fn update(&mut self, after: PostCommitState) {
         self.commits += 1;
-        self.observe(standing);
+        self.observe(after);
     }
 
     /// Returns the number of commits stored.
@@ -159,42 +159,42 @@ impl ObservedState {
 
     /// Returns the state that a check has read, without what commits have changed since their number was `commits`; `None` if
     /// the limits have changed.
-    pub fn unchanged_part(&self, mut standing: PostCommitState, commits: u64) -> Option<PostCommitState> {
+    pub fn unchanged_part(&self, mut after: PostCommitState, commits: u64) -> Option<PostCommitState> {
         if self.commits != commits {
             let known = &self.state;
-            if standing.limits.version() != known.limits.version() {
+            if after.limits.version() != known.limits.version() {
                 return None;
             }
-            standing.ems.retain(|em| !known.ems.contains_key(&em.instance));
-            standing.scopes.retain(|(scope, _)| !known.scopes.contains_key(scope));
-            let wait_keys = standing.line.wait_keys.take().unwrap_or_default();
-            standing.line.wait_keys =
+            after.ems.retain(|em| !known.ems.contains_key(&em.instance));
+            after.scopes.retain(|(scope, _)| !known.scopes.contains_key(scope));
+            let wait_keys = after.line.wait_keys.take().unwrap_or_default();
+            after.line.wait_keys =
                 Some(wait_keys.into_iter().filter(|(wait_key, _)| !known.line.line.contains(wait_key)).collect());
         }
-        Some(standing)
+        Some(after)
     }
 
     /// Stores state that was read.
-    pub fn observe(&mut self, standing: PostCommitState) {
-        self.retired.drop_some(standing.scopes.len());
-        if standing.limits.version() != self.state.limits.version() {
+    pub fn observe(&mut self, after: PostCommitState) {
+        self.retired.drop_some(after.scopes.len());
+        if after.limits.version() != self.state.limits.version() {
             // Counters of other label sets would only use memory.
             self.scopes.clear();
             self.retired.add(mem::take(&mut self.state.scopes).into_iter().map(drop));
-            self.state.limits = standing.limits;
+            self.state.limits = after.limits;
         }
-        for gone in &standing.gone {
+        for gone in &after.gone {
             self.state.ems.remove(gone);
         }
-        if standing.line.wait_keys.is_none() {
+        if after.line.wait_keys.is_none() {
             self.retired.add(mem::take(&mut self.state.line.line).into_dropped());
         }
         let Self { state, ems, scopes, .. } = self;
         // An evicted entry costs a check, and nothing else.
-        store(&mut state.ems, ems, EMS_MAX, standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
-        store(&mut state.scopes, scopes, SCOPES_MAX, standing.scopes);
-        if let Some(wait_keys) = standing.line.wait_keys {
-            state.line.line.replace(wait_keys, &standing.line.line);
+        store(&mut state.ems, ems, EMS_MAX, after.ems.into_iter().map(|em| (em.instance.clone(), em)));
+        store(&mut state.scopes, scopes, SCOPES_MAX, after.scopes);
+        if let Some(wait_keys) = after.line.wait_keys {
+            state.line.line.replace(wait_keys, &after.line.line);
         }
     }
 

@@ -120,6 +120,7 @@ impl Ledger {
             Operation::Inited(op) => self.inited(op),
             Operation::Reported(op) => self.reported(op),
             Operation::Released(op) => self.released(op),
+            Operation::Undo(op) => self.undo(op),
             Operation::Force(op) => self.force(op),
             Operation::Drain(op) => self.drain(op),
             Operation::Resume(op) => self.resume(op),

@@ -50,6 +50,8 @@ pub enum Operation {
     Reported(UpdateTicket),
     /// Releases a ticket.
     Released(ReleaseTicket),
+    /// Releases a ticket that is still locked: the reply with its grant was not delivered.
+    Undo(ReleaseTicket),
     /// Ends a ticket by an operator.
     Force(ForceRelease),
     /// Drains an EM.
@@ -214,7 +216,7 @@ impl Operation {
             Self::Adopt(op) => &op.em,
             Self::Inited(op) => &op.em,
             Self::Reported(op) => &op.em,
-            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
+            Self::Released(op) | Self::Undo(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
             Self::Force(op) => &op.ticket.em,
             Self::Drain(op) => &op.em,
             Self::Resume(op) => &op.em,
@@ -232,6 +234,7 @@ impl Operation {
             Self::Inited(_) => "inited",
             Self::Reported(_) => "reported",
             Self::Released(_) => "released",
+            Self::Undo(_) => "undo",
             Self::Force(_) => "force",
             Self::Drain(_) => "drain",
             Self::Resume(_) => "resume",
@@ -287,7 +290,7 @@ impl Operation {
             Self::Adopt(op) => Some((op.ticket_id, &op.user)),
             Self::Inited(op) => Some((op.ticket_id, &op.user)),
             Self::Reported(op) => Some((op.ticket_id, &op.user)),
-            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some((op.ticket_id, &op.user)),
+            Self::Released(op) | Self::Undo(op) | Self::Expire(op) | Self::Lost(op) => Some((op.ticket_id, &op.user)),
             Self::Force(op) => Some((op.ticket.ticket_id, &op.ticket.user)),
         }
     }

@@ -43,6 +43,15 @@ impl Ledger {
         Ok(Outcome::Released)
     }
 
+    /// Releases a locked ticket. A used ticket stays: its caller found it without the reply, and its engine runs.
+    pub(super) fn undo(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {
+        let is_locked = |ticket: &Ticket| ticket.em == op.em && ticket.is_locked();
+        if self.tickets.get(&op.ticket_id).is_some_and(|slot| is_locked(&slot.ticket)) {
+            self.end(op.ticket_id, TicketEnd::Released)?;
+        }
+        Ok(Outcome::Released)
+    }
+
     /// Expires a locked ticket whose deadline has passed. A confirmation or release before this operation takes precedence.
     pub(super) fn expire(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {
         let due = self.tickets.get(&op.ticket_id).is_some_and(|slot| match &slot.ticket.state {

@@ -40,10 +40,10 @@ impl StateCache {
     }
 
     /// Stores the state after a commit.
-    pub fn update(&self, standing: PostCommitState) {
-        lock(&self.changes).note_ems(&standing.ems, &standing.gone);
+    pub fn update(&self, after: PostCommitState) {
+        lock(&self.changes).note_ems(&after.ems, &after.gone);
         let mut observed = lock(&self.observed);
-        observed.update(standing);
+        observed.update(after);
         self.publish_sizes(&observed);
     }
 
@@ -53,11 +53,11 @@ impl StateCache {
     }
 
     /// Stores the state that a check has read, except what commits have changed since their number was `commits`.
-    pub(super) fn update_by_check(&self, standing: PostCommitState, commits: u64) {
+    pub(super) fn update_by_check(&self, after: PostCommitState, commits: u64) {
         let mut observed = lock(&self.observed);
-        if let Some(standing) = observed.unchanged_part(standing, commits) {
-            lock(&self.changes).note_ems(&standing.ems, &standing.gone);
-            observed.observe(standing);
+        if let Some(after) = observed.unchanged_part(after, commits) {
+            lock(&self.changes).note_ems(&after.ems, &after.gone);
+            observed.observe(after);
             self.publish_sizes(&observed);
         }
     }

@@ -250,6 +250,8 @@ impl ContendedQueues {
         batch.iter_mut().for_each(|pending| pending.waits = None);
         for (key, operations) in worker.commit(batch).await {
             self.queue(&key, operations, &worker.limits());
+            // The key was free, but not its rows, or another transaction took it: requests for any EM leave it.
+            self.note_contended([&key], true);
         }
     }
 

@@ -31,7 +31,7 @@ use rm_engine::commit_queue::{
 use rm_model::{
     counters::Counters,
     name::Name,
-    operation::{Operation, Outcome},
+    operation::{Operation, Outcome, ReleaseTicket},
     principal::{Actor, Principal},
 };
 use rm_store::{Store, user_resource::DueTicket};
@@ -301,7 +301,7 @@ impl Drop for PendingReply {
         // The responder sees from here on that the caller is gone.
         self.answer.close();
         if let Ok(Ok(Outcome::Granted(grant))) = self.answer.try_recv() {
-            self.undoing.submit(by, Operation::Released(grant.released(user)));
+            self.undoing.submit(by, grant.released(user));
         }
     }
 }
@@ -314,7 +314,8 @@ struct UndoQueue {
 }
 
 impl UndoQueue {
-    fn submit(&self, by: Principal, operation: Operation) {
+    fn submit(&self, by: Principal, grant: ReleaseTicket) {
+        let operation = Operation::Undo(grant);
         let (class, by, inbox) = (OperationClass::called(&operation), by.into(), self.inbox.upgrade());
         let (reply, answer) = oneshot::channel();
         let patience = (Instant::now() + DETACHED_TIMEOUT).into();
@@ -508,7 +509,7 @@ mod tests {
         drop(answer);
         let pending = inbox.try_recv().unwrap();
         assert!(
-            matches!(&pending.operation, Operation::Released(released) if released.ticket_id == Uuid::from_u128(7)),
+            matches!(&pending.operation, Operation::Undo(undone) if undone.ticket_id == Uuid::from_u128(7)),
             "{pending:?}"
         );
         assert!(pending.has_caller());

@@ -392,7 +392,7 @@ impl Responder {
             let delivered = pending.reply(answer.map_err(Error::from));
             match undo {
                 Some(Undo::Release(by, release)) if !delivered => {
-                    self.undoing.submit(by, Operation::Released(release));
+                    self.undoing.submit(by, release);
                 }
                 // The receiver ends only at shutdown; other instances then delete the entry.
                 Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),

@@ -299,6 +299,13 @@ impl Model {
                 ticket.alive &= !lost;
                 Answer::Rolled(lost)
             }
+            Step::Undo { ago } => {
+                if let Some(number) = self.ticket(ago) {
+                    let ticket = &mut self.tickets[number];
+                    ticket.alive &= ticket.used;
+                }
+                Answer::Done
+            }
             Step::Commit { seconds } => {
                 self.now += seconds;
                 Answer::Done

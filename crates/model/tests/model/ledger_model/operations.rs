@@ -145,6 +145,10 @@ impl Model {
                 let (ticket_id, em) = named(ago);
                 Operation::Lost(ReleaseTicket { ticket_id, user: user(0), em: instance(em) })
             }
+            Step::Undo { ago } => {
+                let (ticket_id, em) = named(ago);
+                Operation::Undo(ReleaseTicket { ticket_id, user: user(0), em: instance(em) })
+            }
             Step::Reap { em, known } => {
                 let nothing = ReportNumber { epoch: 0, sequence: 0 };
                 let mut last =

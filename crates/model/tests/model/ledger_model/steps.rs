@@ -95,6 +95,9 @@ pub(super) enum Step {
     Lost {
         ago: usize,
     },
+    Undo {
+        ago: usize,
+    },
     /// With the last sign of life at the begin of the batch, or an earlier one.
     Reap {
         em: usize,
@@ -154,7 +157,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (em.clone(), any::<bool>()).prop_map(|(em, reason)| Step::Drain { em, reason }),
         2 => em.clone().prop_map(|em| Step::Resume { em }),
         3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
-        3 => ago.prop_map(|ago| Step::Lost { ago }),
+        3 => ago.clone().prop_map(|ago| Step::Lost { ago }),
+        2 => ago.prop_map(|ago| Step::Undo { ago }),
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
         2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
