@@ -86,4 +86,5 @@ mod server_info;
 mod top;
 mod traces;
 mod usage_sums;
+mod user_sums;
 mod wait_queue;

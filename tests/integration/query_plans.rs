@@ -42,8 +42,11 @@ const COUNTED_MAX: i64 = 20_000;
 /// Number of history lines that one step of the roll-up reads.
 const LINES_SUMMED_AT_ONCE: i64 = 10_000;
 
+/// Number of tickets, and of history lines, that one step of the sums by user reads.
+const TICKETS_SUMMED_AT_ONCE: i64 = 1000;
+
 /// Tables that grow with the cluster.
-const LARGE: [&str; 10] = [
+const LARGE: [&str; 11] = [
     "linkis_em_resource_meta_data",
     "linkis_user_resource_meta_data",
     "linkis_label_resource",
@@ -54,6 +57,7 @@ const LARGE: [&str; 10] = [
     "linkis_resource_usage_hour",
     "linkis_resource_waiting",
     "linkis_resource_waiting_entry",
+    "linkis_user_sum",
 ];
 
 /// Starts an instance with a long retention.
@@ -183,10 +187,14 @@ async fn rows_read(database: &Database, calls: &Costs) {
         assert!(scans <= whole, "{table} was read from end to end {scans} times");
         // Statements that count up to a bound run repeatedly.
         let beside = match table {
-            "linkis_user_resource_meta_data" => made(BOUNDED) * COUNTED_MAX,
+            "linkis_user_resource_meta_data" => {
+                made(BOUNDED) * COUNTED_MAX + made(USER_SUMS[0]) * TICKETS_SUMMED_AT_ONCE
+            }
             "linkis_em_resource_meta_data" => (made(SUMS) + made(SURVEY)) * ems,
             // Ended tickets are summed a few thousand lines at a time, independent of earlier lines.
-            "linkis_resource_action_record" => made("ended_use::list") * LINES_SUMMED_AT_ONCE,
+            "linkis_resource_action_record" => {
+                made("ended_use::list") * LINES_SUMMED_AT_ONCE + made(USER_SUMS[1]) * TICKETS_SUMMED_AT_ONCE
+            }
             // The search for the fullest scopes scans all scopes repeatedly; the costs of calls are compared above.
             "linkis_label_resource" => continue,
             _ => 0,

@@ -55,8 +55,8 @@ const TABLES: &[(&str, &str, &[&str])] = &[
 // These tables are not compared.
 // - Only identifiers: linkis_resource_limit_version, linkis_resource_limit_change, linkis_resource_action_horizon.
 // - Packed identifiers: linkis_em_observed.
-// - Written by periodic tasks: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_rm_cluster_figure,
-//   and those of external clusters.
+// - Written by periodic tasks: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_user_sum,
+//   linkis_user_sum_progress, linkis_rm_cluster_figure, and those of external clusters.
 // - Rows of instances: linkis_rm_lease, linkis_rm_instance, linkis_rm_server.
 // - Tokens, which no call writes: linkis_rm_token. Each instance decides when it writes the time of the last use.
 

@@ -62,6 +62,8 @@ calls! {
     /// Only reads.
     GET_USAGE: "UsageService" / "GetUsage", GetUsageRequest => GetUsageResponse, SAFE;
     /// Only reads.
+    LIST_USERS: "UsageService" / "ListUsers", ListUsersRequest => ListUsersResponse, SAFE;
+    /// Only reads.
     LIST_ACTIONS: "UsageService" / "ListActions", ListActionsRequest => ListActionsResponse, SAFE;
     /// Only reads.
     FOLLOW_ACTIONS: "UsageService" / "FollowActions", FollowActionsRequest => FollowActionsResponse, SAFE;

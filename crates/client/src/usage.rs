@@ -42,6 +42,11 @@ impl RmClient {
         self.make(&calls::GET_USAGE, question).await
     }
 
+    /// Returns a page of the users with the most use of a dimension.
+    pub async fn users(&self, question: &proto::ListUsersRequest) -> Result<proto::ListUsersResponse> {
+        self.make(&calls::LIST_USERS, question).await
+    }
+
     /// Returns a page of the history.
     pub async fn actions(&self, question: &proto::ListActionsRequest) -> Result<proto::ListActionsResponse> {
         self.make(&calls::LIST_ACTIONS, question).await

@@ -26,7 +26,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Permissions by call. `Own` covers the EMs or users that the caller is bound to. A manager or viewer that is bound to
 /// no user has everything.
 #[rustfmt::skip]
-static TABLE: [AccessRow; 48] = [
+static TABLE: [AccessRow; 49] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -51,6 +51,7 @@ static TABLE: [AccessRow; 48] = [
     row("/linkis.rm.v1.UsageService/ListTasks",                           [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListRefusals",                        [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/GetUsage",                            [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListUsers",                           [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/GetScope",                            [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/FollowActions",                       [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.LimitService/ListLimits",                          [No,  Own,    Own,   All,     All]),

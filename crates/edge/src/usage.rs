@@ -4,7 +4,7 @@
 //! users gets only the tickets, scopes, waiting requests and history of these users. The module changes nothing.
 //! Caller: the gRPC routes.
 //!
-//! - `filters`: filters of lists; `accounting`: refusals and usage in sums;
+//! - `filters`: filters of lists; `accounting`: refusals, usage and users in sums;
 //! - `follow`: stream of the history; `overview`: cluster totals and tasks.
 
 use tonic::Request;
@@ -141,6 +141,10 @@ impl UsageRpc {
 
     async fn get_usage(&self, call: Request<proto::GetUsageRequest>) -> Reply<proto::GetUsageResponse> {
         accounting::get_usage(&self.usage, &call).await
+    }
+
+    async fn list_users(&self, call: Request<proto::ListUsersRequest>) -> Reply<proto::ListUsersResponse> {
+        accounting::list_users(&self.usage, &call).await
     }
 
     async fn get_server_info(&self, call: Request<proto::GetServerInfoRequest>) -> Reply<proto::GetServerInfoResponse> {
@@ -328,6 +332,7 @@ rpc! {
     UsageService = UsageRpc {
         list_refusals: ListRefusalsRequest => ListRefusalsResponse,
         get_usage: GetUsageRequest => GetUsageResponse,
+        list_users: ListUsersRequest => ListUsersResponse,
         get_server_info: GetServerInfoRequest => GetServerInfoResponse,
         get_em: GetEmRequest => GetEmResponse,
         batch_get_ems: BatchGetEmsRequest => BatchGetEmsResponse,

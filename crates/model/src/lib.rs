@@ -9,7 +9,7 @@
 //! - [`scope`], [`limit`], [`limit_mode`], [`cap`], [`policy`]: counters, limits and where they apply;
 //! - [`provider`], [`queue`], [`external`]: external clusters, their queues and the capacity of these;
 //! - [`refusal`], [`refusal_sum`]: refusals in Linkis's words, and their statistics; [`scope_kind`]: kinds of scopes;
-//! - [`usage_sum`]: use over time; [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
+//! - [`usage_sum`]: use over time; [`user_sum`]: use of live tickets by user; [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
 //! - [`wait_queue`]: wait queues; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
 //! - [`action`], [`recorded_state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
 //! - [`overview`]: cluster totals; [`timestamp`]: times as text;
@@ -65,6 +65,7 @@ pub mod ticket_end;
 pub mod timestamp;
 pub mod token;
 pub mod usage_sum;
+pub mod user_sum;
 pub mod visits;
 pub mod wait_queue;
 

@@ -33,6 +33,7 @@ use crate::{
         self_audit::ScheduledAudit,
         unregister::FinishUnregistrations,
         usage::RollUpUsage,
+        user_sums::SumByUser,
     },
     committer::{CommitListeners, Committer},
     external::{ExternalResourceService, refresh},
@@ -217,6 +218,7 @@ fn spawn_maintenance(
     driver.start(BuildIndexes::new(store.schema_session()), Arc::default());
     driver.start(PruneCounters::default(), Arc::default());
     driver.start(RollUpUsage::default(), Arc::default());
+    driver.start(SumByUser::new(driver.holder(), instance.metrics.clone()), Arc::default());
     driver.start(ScheduledAudit::new(store.clone(), audit), Arc::default());
     let (silent_after, metrics) = (instance.settings.liveness.silent_after, instance.metrics.cluster.clone());
     let cluster = ExportClusterFigures::new(store.clone(), driver.holder(), silent_after, scopes, metrics);

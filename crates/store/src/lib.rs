@@ -69,6 +69,7 @@ pub mod token;
 pub mod url;
 pub mod usage_hour;
 pub mod user_resource;
+pub mod user_sum;
 pub mod waiting;
 
 mod error;

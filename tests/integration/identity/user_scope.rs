@@ -147,7 +147,8 @@ async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engin
             tell(&usage.list_scopes(call).await.unwrap().into_inner().scopes);
         }
     }
-    tell(&usage.get_overview(proto::GetOverviewRequest {}).await.unwrap().into_inner());
+    let users = usage.list_users(proto::ListUsersRequest::default()).await.unwrap().into_inner();
+    tell(&(users, usage.get_overview(proto::GetOverviewRequest {}).await.unwrap().into_inner()));
     let mut watching = usage.watch(proto::WatchRequest {}).await.unwrap().into_inner();
     tell(&watching.message().await.unwrap());
     tell(&usage.list_instances(proto::ListInstancesRequest {}).await.unwrap().into_inner());
@@ -212,6 +213,8 @@ async fn user_scope_limits_requests_and_replies() {
     let sums = "SELECT (SELECT count(DISTINCT \"user\") FROM linkis_resource_refusal)
         + (SELECT count(DISTINCT name) FROM linkis_resource_usage_hour WHERE used_by = 'user')";
     eventually("sums of both users", LONG, async || database.count(sums).await == 4).await;
+    let users = "SELECT count(*) FROM linkis_user_sum WHERE dimension = 'instances'";
+    eventually("use of both users", LONG, async || database.count(users).await == 2).await;
 
     // A caller that is bound to alice sees the objects of alice, and none of bob.
     let tickets = [of_alice.clone(), of_bob[1].clone()];

@@ -86,6 +86,7 @@ async fn pages(rm: &Instance, ticket_id: &str) {
     usage.list_ems(proto::ListEmsRequest { page_size, ..Default::default() }).await.unwrap();
     usage.list_scopes(proto::ListScopesRequest { page_size, ..Default::default() }).await.unwrap();
     usage.list_waiting(proto::ListWaitingRequest { page_size, ..Default::default() }).await.unwrap();
+    usage.list_users(proto::ListUsersRequest { page_size, ..Default::default() }).await.unwrap();
     usage.list_actions(proto::ListActionsRequest { page_size, ..Default::default() }).await.unwrap();
     let of_ticket = proto::ListActionsRequest { ticket_id: ticket_id.into(), page_size, ..Default::default() };
     usage.list_actions(of_ticket).await.unwrap();

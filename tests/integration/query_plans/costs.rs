@@ -27,9 +27,24 @@ pub(super) const SUMS: &str = "overview::ems";
 /// The statement that finds changed EMs, at most once a second for all requests without an EM.
 pub(super) const SURVEY: &str = "em_report::survey";
 
-/// Background statements: they scan all EMs, a page of all scopes, or the tickets that ended since, and read as many pages.
-const BESIDE: [&str; 7] =
-    [SUMS, BOUNDED, SURVEY, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
+/// Pages of the live tickets, of their changes and of their stored sums, for the sums by user.
+pub(super) const USER_SUMS: [&str; 4] =
+    ["user_sum::tickets", "user_sum::changes", "user_sum::stored", "user_sum::write"];
+
+/// Background statements: they scan all EMs, a page of all scopes or tickets, or the changes since, and read as many pages.
+const BESIDE: [&str; 11] = [
+    SUMS,
+    BOUNDED,
+    SURVEY,
+    "label_resource::walk",
+    "ended_use::list",
+    "usage_hour::known",
+    "usage_hour::add",
+    USER_SUMS[0],
+    USER_SUMS[1],
+    USER_SUMS[2],
+    USER_SUMS[3],
+];
 
 /// PostgreSQL with counts of each statement, if the extension is installed; otherwise the PostgreSQL of the other tests.
 pub(super) struct Counting(Option<EmbeddedPostgres>);

@@ -1,21 +1,26 @@
-//! `ListRefusals` and `GetUsage`: refusals and usage, summed over periods of time.
+//! `ListRefusals`, `GetUsage` and `ListUsers`: refusals and usage, summed over periods of time, and present use by user.
 //!
 //! A caller that is bound to users gets only the sums of these users. Caller: `UsageService`.
 
 use time::OffsetDateTime;
 use tonic::Request;
 
-use crate::{authenticator, convert::answer};
+use crate::{
+    authenticator,
+    convert::{answer, limit},
+};
 use rm_model::{
     access::CallScope,
-    name::{FieldError, check_text},
+    name::{FieldError, Name, check_text},
     refusal_sum::{KEY_BYTES_MAX, RefusalSum},
+    resource::Dimension,
     scope_kind::ScopeKind,
     usage_sum::{UsageBy, UsageName, UsageSum},
+    user_sum::{UseSum, UserSum},
 };
 use rm_proto::page::{PageRequest, hex, parse_hex};
 use rm_proto::v1 as proto;
-use rm_service::usage::accounting::{RefusalAt, UsageAt};
+use rm_service::usage::accounting::{RefusalAt, UsageAt, UserSumAt};
 use rm_service::{
     error::Error,
     refusals::PERIOD,
@@ -183,5 +188,51 @@ fn usage_sum(sum: &UsageSum) -> proto::UsageSum {
         byte_seconds: sum.byte_seconds,
         queue_core_seconds: sum.queue_core_seconds,
         queue_byte_seconds: sum.queue_byte_seconds,
+    }
+}
+
+pub(super) async fn list_users(
+    usage: &UsageQueries,
+    call: &Request<proto::ListUsersRequest>,
+) -> Result<proto::ListUsersResponse, Error> {
+    let message = call.get_ref();
+    let filters = proto::ListUsersRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+    let page = PageRequest::new("ListUsers", message.page_size, &filters)?;
+    let after = page.after(&message.page_token, parse_user_key)?;
+    let dimension = match message.dimension.as_str() {
+        "" => Dimension::Instances,
+        key => limit::dimension("dimension", key)?,
+    };
+    let reach = authenticator::reach(call)?.users();
+    let mut found = usage.users(&dimension, reach, after.as_ref(), page.size + 1).await?;
+    let more = page.cut(&mut found.users);
+    let last = found.users.last().filter(|_| more);
+    Ok(proto::ListUsersResponse {
+        users: found.users.iter().map(user_use).collect(),
+        next_page_token: last.map(|last| page.token(&user_key(last, &dimension))).unwrap_or_default(),
+        age: found.age.map(answer::duration),
+    })
+}
+
+/// Page key of a user: its total in the dimension, and its name, which may contain any separator.
+fn user_key((user, sum): &(Name, UserSum), dimension: &Dimension) -> String {
+    let total = sum.dimensions.get(dimension).map_or(0, |sum| sum.total());
+    format!("{total}.{user}")
+}
+
+fn parse_user_key(key: &str) -> Option<UserSumAt> {
+    let (total, user) = key.split_once('.')?;
+    let total = total.parse().ok().filter(|total| *total > 0)?;
+    check_text("page_token", user).ok()?;
+    Some(UserSumAt { total, user: user.to_owned() })
+}
+
+fn user_use((user, sum): &(Name, UserSum)) -> proto::UserUse {
+    let amounts = |sum: &UseSum| proto::UseAmounts { used: sum.used, locked: sum.locked };
+    proto::UserUse {
+        user: user.to_string(),
+        used_tickets: sum.tickets.used,
+        locked_tickets: sum.tickets.locked,
+        dimensions: sum.dimensions.iter().map(|(dimension, sum)| (dimension.key(), amounts(sum))).collect(),
     }
 }

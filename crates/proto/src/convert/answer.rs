@@ -396,10 +396,13 @@ fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
     Some(JudgedQueue { provider: message.provider_name, path: message.path, basis, age })
 }
 
+/// Converts a duration.
+pub fn duration(duration: Duration) -> prost_types::Duration {
+    prost_types::Duration { seconds: duration.whole_seconds(), nanos: duration.subsec_nanoseconds() }
+}
+
 /// Converts the basis of a queue decision to a message.
 fn queue_check(queue: &JudgedQueue) -> proto::QueueCheck {
-    let duration =
-        |age: Duration| prost_types::Duration { seconds: age.whole_seconds(), nanos: age.subsec_nanoseconds() };
     proto::QueueCheck {
         provider_name: queue.provider.clone(),
         path: queue.path.clone(),

@@ -156,7 +156,8 @@ pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
     }
 }
 
-fn dimension(field: &str, key: &str) -> Result<Dimension, FieldError> {
+/// Parses the name of a dimension in `field`.
+pub fn dimension(field: &str, key: &str) -> Result<Dimension, FieldError> {
     let unknown = || {
         let problem = format!(
             "has the unknown dimension {key:?}; known are memory, cores, instances, queue_memory, queue_cores, \

@@ -21,7 +21,7 @@ use rm_store::{
     overview::{self, AllEmSums, COUNTED_MAX},
     resource_hold,
     session::{Session, within_short_timeout, within_timeout},
-    usage_hour,
+    usage_hour, user_sum,
 };
 use rm_telemetry::metrics::cluster::{
     AuditFigures, ClusterFigures, ClusterMetrics, ClusterReading, DimensionFigures, ScopeFullness, json, seconds,
@@ -64,6 +64,7 @@ impl ExportClusterFigures {
     async fn work_out(&mut self, session: &mut Session) -> Result<ClusterFigure, StoreError> {
         let totals = within_timeout(overview::totals(session.get().await?)).await?;
         let rolled_up = within_timeout(usage_hour::progress(session.get().await?)).await?.complete_until;
+        let users_summed = within_timeout(user_sum::complete_until(session.get().await?)).await?;
         let figures = ClusterFigures {
             locked_tickets: number(totals.locked_tickets.min(COUNTED_MAX)),
             waiting_requests: number(totals.line.waiting),
@@ -71,6 +72,7 @@ impl ExportClusterFigures {
             holds: number(self.holds(session).await?),
             fullest: self.scopes.list().map(|list| fullest(&list.fullest)).unwrap_or_default(),
             usage_rolled_up: seconds(rolled_up),
+            users_summed: users_summed.map(seconds).unwrap_or_default(),
             ..of_ems(&overview::ems(session, self.silent_after).await?)
         };
         Ok(ClusterFigure { json: json(&figures), at: totals.at })

@@ -6,7 +6,7 @@
 //!
 //! - Tickets, EMs, counters: `expiry`, `lost_ems`, `unregister`, `holds`; `count_label_sets`, `prune_counters`, `self_audit`.
 //! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
-//! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `announce` (the instance and its tasks).
+//! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `user_sums` (use by user), `announce` (the instance and its tasks).
 //! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).
 
 use std::{
@@ -43,6 +43,7 @@ pub mod self_audit;
 mod steps;
 pub mod unregister;
 pub mod usage;
+pub mod user_sums;
 
 /// Pause after a scan of all rows, as a multiple of its duration: a scan then uses at most a twentieth of a connection's time.
 const PAUSE_TIMES: u32 = 19;

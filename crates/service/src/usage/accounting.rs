@@ -1,4 +1,4 @@
-//! Sums of refusals, and of usage per hour.
+//! Sums of refusals, of usage per hour, and of the use of live tickets by user.
 //!
 //! Caller: `rm_edge::usage`.
 
@@ -11,15 +11,18 @@ use crate::error::Error;
 use rm_model::{
     name::{FieldError, Name},
     refusal_sum::RefusalSum,
+    resource::Dimension,
     scope_kind::ScopeKind,
     usage_sum::{UsageBy, UsageSum, hour_of},
+    user_sum::UserSum,
 };
 use rm_store::{
     refusal,
     session::{clock, within_timeout},
     usage_hour::{self, UsageRange, UsageSumPage},
+    user_sum,
 };
-pub use rm_store::{refusal::RefusalAt, usage_hour::UsageAt};
+pub use rm_store::{refusal::RefusalAt, usage_hour::UsageAt, user_sum::UserSumAt};
 
 use super::{LOOKED_AT_ONCE, LOOKS_MAX, UsageQueries};
 
@@ -116,7 +119,34 @@ pub struct UsagePage {
     pub complete_until: OffsetDateTime,
 }
 
+/// Page of users by their use.
+#[derive(Debug)]
+pub struct UserPage {
+    /// Users with their sums, the most use first; up to one more than requested.
+    pub users: Vec<(Name, UserSum)>,
+    /// Age of the sums; `None` before the first sums.
+    pub age: Option<Duration>,
+}
+
 impl UsageQueries {
+    /// Returns up to `limit` users after `after` with use in `dimension`, the most use first; among `users` if given.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[boxed]
+    pub async fn users(
+        &self,
+        dimension: &Dimension,
+        users: Option<&BTreeSet<Name>>,
+        after: Option<&UserSumAt>,
+        limit: i64,
+    ) -> Result<UserPage, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let age = within_timeout(user_sum::age(&mut *connection)).await?;
+        let users = within_timeout(user_sum::list(&mut *connection, dimension, users, after, limit)).await?;
+        Ok(UserPage { users, age })
+    }
+
     /// Returns up to `limit` matching refusal sums after `after`, the latest first.
     ///
     /// The number of sums examined is bounded if the filter has conditions without an index, so a page may be short.

@@ -68,6 +68,8 @@ pub struct ClusterFigures {
     pub fullest: Vec<ScopeFullness>,
     /// Unix time in seconds before which the use of all ended tickets is summed.
     pub usage_rolled_up: f64,
+    /// Unix time in seconds before which the sums by user are complete; 0 before the first sums.
+    pub users_summed: f64,
 }
 
 /// Result of the last audit.
@@ -183,6 +185,7 @@ impl GaugeWriter<'_, '_> {
             "Time before which GetUsage is complete",
             figures.usage_rolled_up,
         )?;
+        self.gauge("users_summed_timestamp_seconds", "Time before which ListUsers is complete", figures.users_summed)?;
         self.gauge(
             "cluster_snapshot_timestamp_seconds",
             "Time of the computation of the cluster metrics: if it does not advance, see the background task cluster",

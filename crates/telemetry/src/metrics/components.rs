@@ -275,3 +275,14 @@ impl FollowMetrics {
         GaugeGuard::in_gauge(&self.followers)
     }
 }
+
+metrics! {
+    /// Metrics of the sums by user.
+    pub struct UserSumMetrics {
+        pub step: Histogram = "user_sums_step_seconds",
+            "Duration of a step of the sums by user, waits for open transactions included",
+            batch_seconds();
+        pub tickets: Gauge = "user_sums_tickets",
+            "Live tickets in the memory of this instance, about 100 bytes each: 0 without the lease";
+    }
+}

@@ -102,6 +102,8 @@ pub struct MetricFamilies {
     pub overviews: components::OverviewMetrics,
     /// Followers of the history.
     pub follow: components::FollowMetrics,
+    /// Sums by user.
+    pub user_sums: components::UserSumMetrics,
 }
 
 impl Deref for Metrics {
@@ -142,6 +144,7 @@ impl Metrics {
         let jwt = jwt::JwtMetrics::register(ours);
         let overviews = components::OverviewMetrics::register(ours);
         let follow = components::FollowMetrics::register(ours);
+        let user_sums = components::UserSumMetrics::register(ours);
         Self(Arc::new(MetricFamilies {
             registry,
             tasks,
@@ -157,6 +160,7 @@ impl Metrics {
             jwt,
             overviews,
             follow,
+            user_sums,
         }))
     }
 

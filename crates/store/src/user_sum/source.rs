@@ -1,0 +1,82 @@
+//! Live tickets and their changes, as input of the sums by user. Read-only.
+//!
+//! A row that cannot be read counts without amounts and is logged: it must not block the sums of all users.
+
+use std::fmt;
+
+use sqlx::PgExecutor;
+use uuid::Uuid;
+
+use rm_model::user_sum::{TicketChange, TicketUse};
+
+use crate::{
+    StoreError,
+    rows::{TableName, TableRow},
+};
+
+const TICKETS: TableName = TableName("linkis_user_resource_meta_data");
+const HISTORY: TableName = TableName("linkis_resource_action_record");
+
+fn ticket_use(row: TableRow<'_>, name: impl fmt::Display) -> Result<TicketUse, StoreError> {
+    let is_locked = row.get("is_locked")?;
+    let resource = row.resource_type().and_then(|of_type| row.resource("resource", of_type));
+    let amounts = match resource {
+        Ok(resource) => resource.amounts().collect(),
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(%name, error, "the use of a ticket cannot be counted for its user");
+            Vec::new()
+        }
+    };
+    Ok(TicketUse { is_locked, amounts })
+}
+
+/// Returns up to `limit` live tickets after `after`, by their ids.
+pub async fn tickets(executor: impl PgExecutor<'_>, after: Uuid, limit: i64) -> Result<Vec<TicketChange>, StoreError> {
+    let rows = sqlx::query(
+        r#"-- user_sum::tickets
+        SELECT ticket_id, "user", resource_type, coalesce(user_locked_resource, user_used_resource)::text AS resource,
+            user_locked_resource IS NOT NULL AS is_locked
+        FROM linkis_user_resource_meta_data WHERE ticket_id > $1 ORDER BY ticket_id LIMIT $2"#,
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    let ticket = |row: TableRow<'_>| {
+        let ticket_id: Uuid = row.get("ticket_id")?;
+        let ticket_use = ticket_use(row, format_args!("ticket {ticket_id}"))?;
+        Ok(TicketChange { ticket_id, user: row.name("user")?, ticket_use: Some(ticket_use) })
+    };
+    TICKETS.parse(&rows, ticket)
+}
+
+/// Returns up to `limit` changes of tickets in the history lines after `after`, up to `until`, each with its number.
+pub async fn changes(
+    executor: impl PgExecutor<'_>,
+    after: i64,
+    until: i64,
+    limit: i64,
+) -> Result<Vec<(i64, TicketChange)>, StoreError> {
+    let rows = sqlx::query(
+        r#"-- user_sum::changes
+        SELECT id, ticket_id, "user", resource_type, resource::text, engine_instance IS NULL AS is_locked,
+            action IN ('released', 'forced', 'expired', 'unregistered', 'lost') AS is_end
+        FROM linkis_resource_action_record
+        WHERE id > $1 AND id <= $2 AND ticket_id IS NOT NULL ORDER BY id LIMIT $3"#,
+    )
+    .bind(after)
+    .bind(until)
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    let change = |row: TableRow<'_>| {
+        let number: i64 = row.get("id")?;
+        let ticket_use = match row.get("is_end")? {
+            true => None,
+            false => Some(ticket_use(row, format_args!("line {number}"))?),
+        };
+        Ok((number, TicketChange { ticket_id: row.get("ticket_id")?, user: row.name("user")?, ticket_use }))
+    };
+    HISTORY.parse(&rows, change)
+}
