@@ -28,10 +28,12 @@ use rm_telemetry::metrics::Metrics;
 
 use super::{Step, Task, lease::LeaseFlag};
 
-/// Maximum number of tickets, of history lines and of users per step, so that a step takes a few milliseconds of PostgreSQL.
+/// Maximum number of tickets, of compared users, of history lines and of written users per step: a statement takes two to four
+/// milliseconds of PostgreSQL.
 const TICKETS: i64 = 1000;
-const LINES: i64 = 500;
-const USERS: usize = 250;
+const COMPARED: i64 = 250;
+const LINES: i64 = 250;
+const WRITTEN: usize = 64;
 
 /// Phase of a run.
 #[derive(Debug)]
@@ -104,7 +106,7 @@ impl SumByUser {
         };
         let to = run.apply_next(&mut *transaction, settled).await?;
         let written: Vec<_> =
-            run.changed.iter().take(USERS).map(|user| (user.clone(), run.tickets.sum(user))).collect();
+            run.changed.iter().take(WRITTEN).map(|user| (user.clone(), run.tickets.sum(user))).collect();
         let is_complete = to == settled && written.len() == run.changed.len();
         let progress =
             SumProgress { writer: run.writer, from: run.number, to, complete_until: is_complete.then_some(now) };
@@ -116,7 +118,9 @@ impl SumByUser {
         within_timeout(session.commit()).await?;
         session.idle().await;
         run.number = to;
-        run.changed.retain(|user| written.binary_search_by(|(name, _)| name.cmp(user)).is_err());
+        for (user, _) in &written {
+            run.changed.remove(user);
+        }
         Ok(Some(if is_complete { Step::Done } else { Step::More }))
     }
 }
@@ -138,9 +142,8 @@ impl SumRun {
 
     /// Compares a page of the stored sums with the tickets: only different ones have to be written.
     async fn compare(&mut self, connection: &mut PgConnection, after: &str) -> Result<(), StoreError> {
-        let limit = i64::try_from(USERS).unwrap_or(i64::MAX);
-        let page: Vec<(Name, UserSum)> = within_timeout(user_sum::stored(connection, after, limit)).await?;
-        self.phase = match page.last().filter(|_| is_full(page.len(), limit)) {
+        let page: Vec<(Name, UserSum)> = within_timeout(user_sum::stored(connection, after, COMPARED)).await?;
+        self.phase = match page.last().filter(|_| is_full(page.len(), COMPARED)) {
             Some((user, _)) => Phase::Stored(user.to_string()),
             None => Phase::Changes,
         };
@@ -156,7 +159,7 @@ impl SumRun {
     /// Applies the next changes up to line `settled`, unless many users wait for their write. Returns the number of the last
     /// applied line.
     async fn apply_next(&mut self, connection: &mut PgConnection, settled: i64) -> Result<i64, StoreError> {
-        if self.changed.len() >= USERS || settled <= self.number {
+        if self.changed.len() >= WRITTEN || settled <= self.number {
             return Ok(self.number);
         }
         let lines = within_timeout(user_sum::changes(connection, self.number, settled, LINES)).await?;
