@@ -99,7 +99,7 @@ pub fn dynamic(descriptor: &MessageDescriptor, message: &impl Message) -> Result
 /// Builds the request message of a call from query pairs.
 ///
 /// A pair names a field by its path, such as `em.instance`, or a map entry by its key, such as `labels.rack`. A
-/// repeated field has one pair per value.
+/// repeated field has one pair per value; a message in it is a JSON object.
 ///
 /// # Errors
 /// The pair that names no field, or a value that its field cannot have.
@@ -125,7 +125,12 @@ fn place(fields: &mut Map<String, Value>, message: &MessageDescriptor, path: &st
     match (field.kind(), rest) {
         _ if field.is_list() => {
             let listed = fields.entry(name).or_insert_with(|| Vec::<Value>::new().into());
-            listed.as_array_mut()?.push(scalar(&field, text));
+            let is_message = matches!(field.kind(), Kind::Message(_));
+            listed.as_array_mut()?.push(if is_message {
+                serde_json::from_str(text).ok()?
+            } else {
+                scalar(&field, text)
+            });
         }
         (_, Some(key)) if field.is_map() => {
             below(fields);
