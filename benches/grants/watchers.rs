@@ -53,9 +53,9 @@ impl Audience {
 /// Interval between two scrapes.
 const SCRAPE: Duration = Duration::from_secs(1);
 
-/// Interval at which a page requests its lists, as in `lists.js`.
+/// Interval at which a page requests its lists, as in `overview.js`.
 const SOON: Duration = Duration::from_secs(2);
-/// Interval at which a page requests refusals, as in `lists.js`.
+/// Interval at which a page requests refusals, as in `overview.js`.
 const LATER: Duration = Duration::from_secs(30);
 
 /// Timeout until a page has its first event.

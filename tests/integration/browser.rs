@@ -166,6 +166,32 @@ impl Browser {
         self.devtools("Emulation.setDeviceMetricsOverride", params).await;
     }
 
+    /// Types a text at the keyboard focus, key by key. U+E000 to U+F8FF are the special keys of WebDriver.
+    pub async fn press(&self, keys: &str) {
+        let strokes = keys.chars().flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({"type": kind, "value": key})));
+        let keyboard = json!({"type": "key", "id": "keyboard", "actions": strokes.collect::<Vec<_>>()});
+        self.of_session("/actions", json!({ "actions": [keyboard] })).await;
+    }
+
+    /// The address in the page, behind `#`.
+    pub async fn address(&self) -> String {
+        self.run("return location.hash").await.as_str().unwrap().to_owned()
+    }
+
+    pub async fn back(&self) {
+        self.of_session("/back", json!({})).await;
+    }
+
+    /// Clicks the first link that matches and has this text.
+    pub async fn follow(&self, selector: &str, text: &str) {
+        let script = format!(
+            "const found = [...document.querySelectorAll({})].find((link) => link.textContent === {}); found?.click(); return Boolean(found)",
+            Value::from(format!("{selector} a")),
+            Value::from(text)
+        );
+        assert_eq!(self.run(&script).await, true, "{selector} has a link {text:?}");
+    }
+
     /// "light" or "dark".
     pub async fn prefer(&self, scheme: &str) {
         let feature = json!({"name": "prefers-color-scheme", "value": scheme});

@@ -65,6 +65,7 @@ mod overview;
 mod page;
 mod page_content;
 mod page_layout;
+mod page_lists;
 mod pagination;
 mod patroni;
 mod placement;

@@ -15,12 +15,15 @@ use crate::{
 const GRANT_WITHIN: Duration = Duration::from_secs(3);
 const LOGIN_WITHIN: Duration = Duration::from_secs(5);
 
+/// Cell of the locked cores in the capacity table.
+const LOCKED_CORES: &str = "#capacity tbody tr:nth-child(2) td:nth-child(5)";
+
 async fn overview(rm: &Instance) -> Value {
     get(rm.http, "/api/v1/GetOverview", "").await.json()["overview"].take()
 }
 
-/// Text of the tile of a dimension, by an overview.
-fn tile(overview: &Value, dimension: &str) -> (String, String) {
+/// Text of the row of a dimension in the capacity table, by an overview.
+fn capacity(overview: &Value, dimension: &str) -> String {
     let sum = |field: &str, is_counted: &dyn Fn(&str) -> bool| -> i64 {
         let groups = overview["ems"].as_array().unwrap().iter();
         let counted = groups.filter(|group| is_counted(group["state"].as_str().unwrap()));
@@ -30,21 +33,22 @@ fn tile(overview: &Value, dimension: &str) -> (String, String) {
     // The remaining amount on selectable EMs is free.
     let is_chosen = |state: &str| ["EM_STATE_HEALTHY", "EM_STATE_UNREPORTED", "EM_STATE_WARN"].contains(&state);
     let (free, out) = (sum("left", &is_chosen), sum("left", &|state| !is_chosen(state)));
-    let (used, locked, kept) = (all("used"), all("locked"), all("protected_amount"));
+    let (used, locked, kept, total) = (all("used"), all("locked"), all("protected_amount"), all("total"));
     let shown = |amount: i64| match dimension {
         "memory" if amount < 1024 => format!("{amount} B"),
         "memory" => format!("{:.1} GB", amount as f64 / GB as f64),
         _ => amount.to_string(),
     };
-    let protected = if kept > 0 { format!(", {} protected", shown(kept)) } else { String::new() };
-    let more = format!(
-        "{} used, {} locked{protected}, {} free, {} on EMs that accept no grants",
-        shown(used),
-        shown(locked),
-        shown(free),
-        shown(out)
+    let amounts = [used, locked, out, kept, free, total].map(shown).join("|");
+    format!("{dimension}|{}%||{amounts}|", (used + locked) * 100 / (total - kept))
+}
+
+/// Texts of the cells of the rows in a part of the page.
+async fn rows(browser: &Browser, place: &str) -> Vec<String> {
+    let script = format!(
+        "return [...document.querySelectorAll('{place} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent).join('|'))"
     );
-    (format!("{}%", (used + locked) * 100 / (all("total") - kept)), more)
+    serde_json::from_value(browser.run(&script).await).unwrap()
 }
 
 /// A rate as the page writes it: with a digit behind the point, unless that is nought.
@@ -62,36 +66,39 @@ async fn page_content_equals_service_state() {
     browser.shows("#live", "live").await;
 
     let got = overview(&rm).await;
-    for dimension in ["memory", "cores", "instances"] {
-        let (full, more) = tile(&got, dimension);
-        browser.shows(&format!("#tile-{dimension} b"), &full).await;
-        browser.shows(&format!("#tile-{dimension} .more"), &more).await;
+    let expected = ["memory", "cores", "instances"].map(|dimension| capacity(&got, dimension));
+    eventually("the capacity is that of the overview", SHOWN_WITHIN, || async {
+        rows(&browser, "#capacity").await == expected
+    })
+    .await;
+    assert_eq!(expected[1], "cores|37%||5|10|20|4|5|44|");
+    for (place, shown) in [
+        ("#strip", "1 EM unhealthy: host2"),
+        ("#ems .note", "1 draining"),
+        ("#locked .note", "2 locked, 1 in use"),
+        ("#waiting .note", "1, longest"),
+        ("#waiting", HOSTILE),
+        ("#waiting", "host1:9102"),
+        ("#locked", HOSTILE),
+        ("#actions", "drained"),
+        ("#fullest", "user=bob"),
+        ("#who", "no sign-in: everybody may do everything"),
+    ] {
+        browser.shows(place, shown).await;
     }
-    assert_eq!(tile(&got, "cores").1, "5 used, 10 locked, 4 protected, 5 free, 20 on EMs that accept no grants");
-    browser.shows("#tile-ems b", "4").await;
-    browser.shows("#tile-ems .more", "1 draining").await;
-    browser.shows("#tile-tickets .more", "2 locked").await;
-    browser.shows("#tile-waiting b", "1").await;
-    browser.shows("#waiting", HOSTILE).await;
-    browser.shows("#waiting", "host1:9102").await;
-    browser.shows("#locked", HOSTILE).await;
-    browser.shows("#actions", "drained").await;
     assert_eq!(browser.text("#empty").await, "(unseen)");
-    browser.shows("#fullest", "user=bob").await;
-    assert_eq!(browser.text("#fullest tbody tr td:nth-child(3)").await, "1", "held of it");
+    // The locked ticket counts.
+    assert_eq!(rows(&browser, "#fullest").await, ["user=bob||100%|1|1|instances"]);
     for refused in ["carol", "host1:9102", "cores", "bob", "user=bob", "instances"] {
         browser.shows("#refused", refused).await;
-    }
-    for why in ["EM full", "user's limit"] {
-        browser.shows("#charts", why).await;
     }
     let rates = || async {
         rm.client.request_resource(&request(&em("host1"), "carol", load(1, 100, 1))).await.refused();
         let got = overview(&rm).await["throughput"].take();
         let refusals = rate(&got["refusals_per_second"]);
         refusals != "0"
-            && browser.text("#tile-grants b").await == rate(&got["grants_per_second"])
-            && browser.text("#tile-grants .more").await == format!("{refusals} refusals a second")
+            && browser.text("#actions .note").await == format!("granted {}/s ", rate(&got["grants_per_second"]))
+            && browser.text("#refused .note").await == format!("now {refusals}/s ")
     };
     eventually("its rates are those of the overview", SHOWN_WITHIN, rates).await;
 
@@ -100,40 +107,44 @@ async fn page_content_equals_service_state() {
     within("a grant is seen", GRANT_WITHIN, async || {
         if let Some(grant) = before.take() {
             rm.client.resource_released(&release(&grant, "carol")).await.unwrap();
-            browser.shows("#tile-cores .more", "10 locked").await;
+            browser.shows(LOCKED_CORES, "10").await;
         }
         let granted = Instant::now();
         before = Some(rm.client.request_resource(&request(&em(HOSTILE), "carol", load(1, 1, 1))).await.granted());
-        browser.shows("#tile-cores .more", "11 locked").await;
+        browser.shows(LOCKED_CORES, "11").await;
         browser.shows("#locked", "carol").await;
         granted.elapsed()
     })
     .await;
 
     // Details of an EM, found by its name; and a user whose name would be markup.
-    browser.run("document.getElementById('search').value = 'onerror'; document.getElementById('search-form').requestSubmit()").await;
-    browser.shows("#panel", &format!("{HOSTILE}:9102")).await;
-    browser.run("document.querySelector('#panel .link').click()").await;
-    browser.shows("#panel", "10 locked, 1 protected, 0 free of 11").await;
+    browser.run("document.getElementById('search').focus()").await;
+    browser.press("onerror\u{e007}").await;
+    browser.shows("#panel h1", &format!("{HOSTILE}:9102")).await;
     browser.shows("#panel", "bob").await;
-    browser.shows("#panel h3:last-of-type + table", "granted").await;
-    browser.shows("#panel h3:last-of-type + table", "registered").await;
+    let cores = "cores|100%||0|10|1|0|11|";
+    eventually("the EM has its amounts", SHOWN_WITHIN, || async {
+        rows(&browser, "#panel").await.iter().any(|row| row == cores.trim_end_matches('|'))
+    })
+    .await;
+    for action in ["granted", "registered"] {
+        browser.shows("#panel section:nth-of-type(3)", action).await;
+    }
     for (width, name) in [(400, "panel-narrow"), (1400, "panel-wide")] {
         browser.resize(width, 900).await;
         browser.picture(name).await;
         assert_eq!(browser.overflow().await, 0, "{width} pixels");
     }
-    browser.run("[...document.querySelectorAll('#locked .link')].find((link) => link.textContent.startsWith('<img')).click()").await;
-    browser.shows("#panel h2", &format!("User {HOSTILE}")).await;
+    browser.back().await;
+    browser.shows("#locked", HOSTILE).await;
+    browser.follow("#locked", HOSTILE).await;
+    browser.shows("#panel h1", &format!("User {HOSTILE}")).await;
     browser.shows("#panel", "9.0 GB, 9 cores, 9 instances").await;
     assert_eq!(browser.run("return document.querySelectorAll('img').length").await, 0);
-    browser.run("document.getElementById('em-list').open = true").await;
-    browser.shows("#em-rows", "draining").await;
-    // The labels of an EM are shown beside its grants.
-    browser.run("[...document.querySelectorAll('#em-rows .link')].find((link) => link.textContent === 'host2:9102').click()").await;
-    browser.shows("#panel", "health: unhealthy").await;
-    browser.shows("#panel", "reported load: 6.0 GB of 8.0 GB memory, 42.5% of all cores busy").await;
-    browser.run("document.getElementById('panel-close').click()").await;
+    browser.go(&format!("http://{}/#/em/host2:9102", rm.http)).await;
+    browser.shows("#panel", "unhealthy").await;
+    browser.shows("#panel", "load 42.5% of all cores, 6.0 GB of 8.0 GB memory").await;
+    browser.follow("#panel", "close").await;
     assert_eq!(browser.complaints().await, [""; 0]);
 
     // The instance stops and starts again.
@@ -143,7 +154,7 @@ async fn page_content_equals_service_state() {
     browser.shows("#live", "no connection").await;
     let rm = Instance::start_by(settings().with("--database-url", database.url()), &place, &http.to_string()).await;
     browser.shows("#live", "live").await;
-    browser.shows("#tile-waiting b", "0").await;
+    browser.shows("#rows", "host1:9102").await;
     rm.stop().await;
 }
 
@@ -153,10 +164,10 @@ async fn page_without_ems_shows_registration_command() {
     let (_database, rm) = start_page().await;
     browser.go(&format!("http://{}/", rm.http)).await;
     let address = rm.address.replace("http://", "");
-    browser.shows("#empty-command", &format!("{address} linkis.rm.v1.ResourceManagerService/Register")).await;
+    browser.shows("#empty", &format!("{address} linkis.rm.v1.ResourceManagerService/Register")).await;
     assert_eq!(browser.text("#ems").await, "(unseen)");
     rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
-    browser.shows("#tile-ems b", "1").await;
+    browser.shows("#ems .note", "1 unreported").await;
     assert_eq!(browser.text("#empty").await, "(unseen)");
     assert_eq!(browser.complaints().await, [""; 0]);
     rm.stop().await;
@@ -183,7 +194,7 @@ async fn page_without_token_shows_only_login() {
     within("the login is back", LOGIN_WITHIN, async || {
         browser.run(&fill(&viewer)).await;
         browser.shows("#who", "olga (viewer)").await;
-        browser.shows("#tile-ems b", "4").await;
+        browser.shows("#ems .note", "2 unreported").await;
         assert_eq!(browser.run("return document.cookie").await, "", "no script reads the token");
         browser.complaints().await;
         tokens(&database, &["revoke", "--name", "olga"]);
@@ -194,7 +205,7 @@ async fn page_without_token_shows_only_login() {
     .await;
     assert_eq!(browser.text("#page").await, "(unseen)");
     let left = browser
-        .run("return document.getElementById('tiles').textContent + document.getElementById('waiting').textContent")
+        .run("return document.getElementById('view').textContent + document.getElementById('panel-body').textContent")
         .await;
     assert_eq!(left, "", "nothing of what was shown is left");
     assert!(

@@ -3,16 +3,16 @@
 use rm_client::ResourceRequest;
 
 use crate::{
-    browser::{Browser, SHOWN_WITHIN},
+    browser::Browser,
     harness::*,
     identity::token,
     page::{furnish, get, start_page},
 };
 
-/// Returns the colour of the first EM on the map.
-async fn first_host(browser: &Browser) -> String {
-    let pixel = "return [...document.getElementById('map').getContext('2d').getImageData(2, 2, 1, 1).data].join()";
-    browser.run(pixel).await.as_str().unwrap().to_owned()
+/// Returns the colour of the first tile of an EM.
+async fn first_tile(browser: &Browser) -> String {
+    let colour = "return getComputedStyle(document.querySelector('.tile')).color";
+    browser.run(colour).await.as_str().unwrap().to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,7 +21,7 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     let (database, rm) = start_page().await;
     let url = format!("http://{}/", rm.http);
     browser.go(&url).await;
-    browser.shows("#empty-command", "Register").await;
+    browser.shows("#empty", "Register").await;
     browser.looks_well("empty").await;
 
     let waiting = furnish(&rm).await;
@@ -35,17 +35,25 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     ] {
         browser.shows(place, shown).await;
     }
-    browser.run("document.getElementById('em-list').open = true").await;
     browser.looks_well("full").await;
-    // The map is drawn anew some time after the scheme changes.
-    let dark = first_host(&browser).await;
+    let dark = first_tile(&browser).await;
     browser.prefer("light").await;
-    eventually("EMs have light colours", SHOWN_WITHIN, || async { first_host(&browser).await != dark }).await;
-    browser.prefer("dark").await;
-    eventually("EMs have dark colours", SHOWN_WITHIN, || async { first_host(&browser).await == dark }).await;
-    browser.run("document.querySelector('#em-rows .link').click()").await;
-    browser.shows("#panel", "Last actions").await;
-    browser.looks_well("panel").await;
+    assert_ne!(first_tile(&browser).await, dark);
+    for list in ["ems", "limits", "waiting", "tickets", "refusals", "history", "limits?show=set"] {
+        browser.go(&format!("{url}#/{list}")).await;
+        browser.shows("#rows thead", "").await;
+        browser.looks_well(&list.replace('?', "-")).await;
+    }
+    for (panel, shown) in [
+        ("em/host1:9102", "History"),
+        ("user/bob", "History"),
+        ("scope/user=bob", "Set by"),
+        ("em/none", "not registered"),
+    ] {
+        browser.go(&format!("{url}#/{panel}")).await;
+        browser.shows("#panel", shown).await;
+        browser.looks_well(&format!("panel-{}", panel.replace('/', "-"))).await;
+    }
     waiting.abort();
 
     token(&database, "olga", &["--role", "viewer"]);
@@ -78,19 +86,16 @@ async fn page_layout_with_unbroken_names_keeps_width() {
     for place in ["#waiting", "#locked", "#fullest", "#refused", "#actions"] {
         browser.shows(place, &user).await;
     }
-    browser.run("document.getElementById('em-list').open = true").await;
-    browser.shows("#em-rows", em1.instance.as_str()).await;
     browser.looks_well("unbroken").await;
-    // The tooltip of a cell, and the details of an EM and a user.
-    let point = "const map = document.getElementById('map'), { x, y } = map.getBoundingClientRect();
-        map.dispatchEvent(new PointerEvent('pointermove', { clientX: x + 2, clientY: y + 2 }))";
+    browser.resize(1400, 900).await;
+    let point = "document.querySelector('.tile').dispatchEvent(new PointerEvent('pointermove', { bubbles: true }))";
     browser.run(point).await;
     browser.shows("#map-tip", em1.instance.as_str()).await;
-    for (place, title) in [("#em-rows .link", em1.instance.as_str()), ("#locked td:nth-child(2) .link", user.as_str())]
-    {
-        browser.run(&format!("document.querySelector('{place}').click()")).await;
-        browser.shows("#panel h2", title).await;
-        browser.shows("#panel", "Tickets").await;
+    for (panel, title) in [("em", em1.instance.as_str()), ("user", user.as_str()), ("scope", user.as_str())] {
+        let name = if panel == "scope" { format!("user={title}") } else { title.to_owned() };
+        browser.go(&format!("http://{}/#/{panel}/{name}", rm.http)).await;
+        browser.shows("#panel h1", title).await;
+        browser.shows("#panel", "linkis-rm").await;
         browser.looks_well("unbroken-panel").await;
     }
     waiting.abort();

@@ -105,7 +105,7 @@ impl Drop for PageGuard {
 /// Returns the routes of the page.
 pub fn routes(slot: PageSlot) -> Router {
     Router::new()
-        .route("/", get(|| async { file(&PAGE) }))
+        .route("/", get(|| async { named("page.html") }))
         .route("/page/{name}", get(|Path(name): Path<String>| async move { named(&name) }))
         .route("/login", post(session::sign_in))
         .route("/logout", post(session::sign_out))
@@ -119,24 +119,25 @@ pub fn routes(slot: PageSlot) -> Router {
 /// Static file: name, media type and content.
 struct StaticFile(&'static str, &'static str, &'static str);
 
-static PAGE: StaticFile = StaticFile("page.html", "text/html; charset=utf-8", include_str!("assets/page.html"));
+/// Files of one media type, by their names in `assets`.
+macro_rules! files {
+    ($media_type:expr, $($name:literal),+) => {
+        &[$(StaticFile($name, $media_type, include_str!(concat!("assets/", $name)))),+]
+    };
+}
 
-const SCRIPT: &str = "text/javascript; charset=utf-8";
-
-static FILES: [StaticFile; 9] = [
-    StaticFile("page.css", "text/css; charset=utf-8", include_str!("assets/page.css")),
-    StaticFile("icon.svg", "image/svg+xml", include_str!("assets/icon.svg")),
-    StaticFile("page.js", SCRIPT, include_str!("assets/page.js")),
-    StaticFile("api.js", SCRIPT, include_str!("assets/api.js")),
-    StaticFile("format.js", SCRIPT, include_str!("assets/format.js")),
-    StaticFile("cluster.js", SCRIPT, include_str!("assets/cluster.js")),
-    StaticFile("ems.js", SCRIPT, include_str!("assets/ems.js")),
-    StaticFile("lists.js", SCRIPT, include_str!("assets/lists.js")),
-    StaticFile("panel.js", SCRIPT, include_str!("assets/panel.js")),
-];
+static PAGE: &[StaticFile] = files!("text/html; charset=utf-8", "page.html");
+static STYLE: &[StaticFile] = files!("text/css; charset=utf-8", "page.css");
+static ICON: &[StaticFile] = files!("image/svg+xml", "icon.svg");
+static SCRIPTS: &[StaticFile] = files! {
+    "text/javascript; charset=utf-8",
+    "address.js", "api.js", "capacity.js", "cells.js", "cluster.js", "elements.js", "em_panel.js", "format.js",
+    "keys.js", "limit_panel.js", "list.js", "lists.js", "live.js", "map.js", "overview.js", "page.js", "panels.js",
+    "queue_panel.js", "queues.js", "router.js", "search.js", "ticket_panel.js", "user_panel.js"
+};
 
 fn named(name: &str) -> Response {
-    match FILES.iter().find(|file| file.0 == name) {
+    match [PAGE, STYLE, ICON, SCRIPTS].into_iter().flatten().find(|file| file.0 == name) {
         Some(found) => file(found),
         None => StatusCode::NOT_FOUND.into_response(),
     }

@@ -1,28 +1,4 @@
-// Numbers, sizes and times for display, and elements of the page. Values from the service are set as text, never as markup.
-
-// An element. Children that are undefined or null are omitted; children that are no elements become text.
-export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "onclick") made.addEventListener("click", value);
-    else if (value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.flat().filter((child) => child !== undefined && child !== null));
-  return made;
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-
-export function drawn(tag, attributes) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
-}
-
-// A link that opens a view.
-export function link(text, show, title = text) {
-  return element("button", { type: "button", class: "link", title, onclick: show }, text);
-}
+// Numbers, sizes, times and resources for display.
 
 export const number = (value) => Number(value).toLocaleString("en-US", { maximumFractionDigits: 1 });
 
@@ -100,44 +76,3 @@ export function resource(value) {
 }
 
 export const labels = (map) => Object.entries(map ?? {}).map(([key, value]) => `${key}=${value}`).join(", ");
-
-// A bar of parts, each a class and a share.
-export function bar(...parts) {
-  const made = element("div", { class: "bar" });
-  let room = 1;
-  for (const [kind, share] of parts) {
-    const shown = Math.max(0, Math.min(room, Number.isFinite(share) ? share : 0));
-    room -= shown;
-    const part = element("i", { class: kind });
-    part.style.width = `${shown * 100}%`;
-    made.append(part);
-  }
-  return made;
-}
-
-// A table of columns, each with its name and its content of a row.
-export function table(columns, rows, empty) {
-  if (rows.length === 0) return element("p", { class: "faint" }, empty);
-  const widths = columns.map((column) => {
-    const made = element("col", { class: column.class });
-    if (column.width) made.style.width = column.width;
-    return made;
-  });
-  const heads = columns.map((column) => element("th", { class: column.class, scope: "col" }, column.name));
-  const cells = (row) => columns.map((column) => {
-    const shown = column.of(row);
-    const title = typeof shown === "string" ? shown : undefined;
-    return element("td", { class: column.class, title }, shown);
-  });
-  return element("table", {},
-    element("colgroup", {}, widths),
-    element("thead", {}, element("tr", {}, heads)),
-    element("tbody", {}, rows.map((row) => element("tr", {}, cells(row)))));
-}
-
-// Replaces the content of a place, unless the keyboard focus is in it.
-export function show(id, ...shown) {
-  const place = document.getElementById(id);
-  if (place.querySelector(":focus-visible")) return;
-  place.replaceChildren(...shown);
-}

@@ -1,170 +1,225 @@
-// Lists below the map of EMs. They are read every few seconds while the page is visible.
+// The lists, each with its call, filters and columns.
 
-import { call, Refused } from "/page/api.js";
-import { age, amount, bar, element, labels, link, now, number, plain, resource, show, span, table } from "/page/format.js";
-import { showEm, showTicket, showUser } from "/page/panel.js";
+import { EM_APPLICATION, command, option, toEm, toList, toQueue } from "/page/address.js";
+import { all, call } from "/page/api.js";
+import { CHOSEN, STATES, URGENT, cluster, emKey, emLabels, full, fullness, stateOf, states } from "/page/cluster.js";
+import { actionColumns, ago, limitColumns, limitRows, placed, refusalColumns, scope, ticketColumns, waitingColumns } from "/page/cells.js";
+import { bar, element, link } from "/page/elements.js";
+import { age, amount, dimensions, labels, number, now, seconds, span, withUnit } from "/page/format.js";
+import { called } from "/page/list.js";
+import { providers } from "/page/queues.js";
 
-const ROWS = 8;
-const SOON = 2000;
-const LATER = 30000;
 const HOUR = 3600;
-const PAGES = 2;
-const PAGE = 1000;
 
-// The fullest dimension of a scope. The first limit that names a dimension decides its maximum.
-export function fullestDimension(scope) {
-  const decided = new Map();
-  for (const limit of scope.limits ?? []) {
-    for (const [dimension, most] of Object.entries(limit.max ?? {})) {
-      if (!decided.has(dimension)) decided.set(dimension, { most: Number(most), mode: limit.mode });
-    }
-  }
-  const held = (dimension) => [Number(scope.used?.[dimension] ?? 0), Number(scope.locked?.[dimension] ?? 0)];
-  const shares = [...decided].filter(([, { mode }]) => mode !== "LIMIT_MODE_OFF").map(([dimension, { most, mode }]) => {
-    const [used, locked] = held(dimension);
-    return { dimension, most, mode, used, locked, share: (used + locked) / Math.max(1, most) };
-  });
-  return shares.sort((one, other) => other.share - one.share)[0];
+// A chip that sets one field, and is on if the field has that value.
+const choice = (fields, name, value, text = value) => ({ text, set: { [name]: value }, isOn: (fields.get(name) ?? undefined) === value });
+
+function pair(text) {
+  const [, key, value] = /^([^=]+)=(.*)$/s.exec(text ?? "") ?? [];
+  return key === undefined ? undefined : { key, value };
 }
 
-export function scopesTable(scopes) {
-  const rows = scopes.map((scope) => ({ scope, full: fullestDimension(scope) })).filter(({ full }) => full);
-  const columns = [
-    { name: "scope", class: "wrap", of: ({ scope }) => labels(scope.labels) },
-    { name: "held", width: "18%", of: ({ full }) => bar([full.share > 1 ? "over" : full.share >= 0.9 ? "hot" : "used", full.used / full.most], ["locked", full.locked / full.most]) },
-    { name: "held", class: "n", width: "6.5em", of: ({ full }) => amount(full.dimension, full.used + full.locked) },
-    { name: "most", class: "n", width: "6.5em", of: ({ full }) => amount(full.dimension, full.most) },
-    { name: "of", class: "wide", width: "7em", of: ({ full }) => plain(full.dimension) + (full.mode === "LIMIT_MODE_ADVISORY" ? " (advisory)" : "") },
-  ];
-  return table(columns, rows, "no limit applies to a live ticket");
-}
-
-export function showFullest(scopes) {
-  const over = Number(scopes.over_limit) > 0 ? `, ${number(scopes.over_limit)} over` : "";
-  document.getElementById("fullest-note").textContent = scopes.renew_time ? `of ${number(scopes.scopes)}${over}` : "";
-  show("fullest", scopesTable((scopes.fullest ?? []).slice(0, 10)));
-}
-
-const user = (name) => link(name, () => showUser(name));
-const emLink = (em) => (em ? link(em.instance, () => showEm(em)) : "");
-
-// The end of an id identifies a ticket; the first half is the time.
-export const ticket = (id) => link(`…${id.slice(-8)}`, () => showTicket(id), id);
-
-// A scope without the application of an EM, which is the same for most EMs.
-const place = (scope) => scope.replace(/^em=[^/]*\//, "");
-const short = (entry) => `${place(entry.scope)}${Number(entry.ahead) > 0 ? ` (${number(entry.ahead)} ahead)` : ""}`;
-
-async function waiting() {
-  const { waiting: rows, next_page_token: more } = await call("ListWaiting", { page_size: ROWS });
-  document.getElementById("waiting-note").textContent = more ? `the first ${ROWS}` : "";
-  show("waiting", table([
-    { name: "", width: "2em", of: (row) => String(rows.indexOf(row) + 1) },
-    { name: "user", width: "22%", of: (row) => link(`${row.user} / ${row.creator}`, () => showUser(row.user)) },
-    { name: "request", class: "wrap", of: (row) => resource(row.resource) },
-    { name: "for", class: "wide", width: "7em", of: (row) => `${span(age(row.waiting_since))} of ${span((Date.parse(row.wait_until) - Date.parse(row.waiting_since)) / 1000)}` },
-    { name: "short at", class: "wrap", of: (row) => row.entries.map(short).join(", ") },
-  ], rows, "no request waits"));
-}
-
-async function locked() {
-  const { tickets } = await call("ListTickets", { state: "locked", page_size: ROWS });
-  show("locked", table([
-    { name: "ticket", width: "7.6em", of: (row) => ticket(row.ticket_id) },
-    { name: "user", of: (row) => user(row.user) },
-    { name: "engine", class: "wide", of: (row) => row.engine_type || "–" },
-    { name: "EM", of: (row) => emLink(row.em) },
-    { name: "for", class: "n", width: "4em", of: (row) => span(age(row.locked_time)) },
-    { name: "left", class: "n", width: "4em", of: (row) => span(-age(row.expire_time)) },
-  ], tickets, "no ticket waits for its engine"));
-}
-
-async function actions() {
-  const page = await call("ListActions", { newest_first: true, page_size: ROWS });
-  show("actions", actionsTable(page.actions));
-}
-
-export function actionsTable(rows) {
-  return table([
-    { name: "ago", width: "4em", of: (row) => span(age(row.action_time)) },
-    { name: "what", width: "8em", of: (row) => row.action },
-    { name: "whose", of: (row) => (row.user ? user(row.user) : labels(row.scope) || "–") },
-    { name: "where", of: (row) => (row.em?.instance ? emLink(row.em) : "–") },
-    { name: "how much", class: "wide", of: (row) => resource(row.resource) },
-    { name: "by", class: "wide", of: (row) => row.actor },
-  ], rows, "nothing has happened yet");
-}
-
-// Refusals of the last hour, summed over the periods of the reply. If there are very many sums, only the latest count.
-async function refusals() {
-  const sums = new Map();
-  let token = "";
-  const from = new Date(now() - HOUR * 1000).toISOString();
-  for (let page = 0; page < PAGES; page += 1) {
-    const reply = await call("ListRefusals", { from_time: from, page_size: PAGE, page_token: token || undefined });
-    for (const row of reply.refusals) {
-      const key = JSON.stringify([row.user, row.scope, row.dimension]);
-      const sum = sums.get(key) ?? { ...row, refusals: 0 };
-      sum.refusals += Number(row.refusals);
-      sums.set(key, sum);
-    }
-    token = reply.next_page_token;
-    if (!token) break;
-  }
-  document.getElementById("refused-note").textContent = token ? `in the last hour, by the latest ${number(PAGES * PAGE)} sums` : "in the last hour";
-  const rows = [...sums.values()].sort((one, other) => other.refusals - one.refusals).slice(0, ROWS);
-  show("refused", table([
-    { name: "user", width: "22%", of: (row) => (row.user ? user(row.user) : "others") },
-    { name: "short at", of: (row) => place(row.scope) || row.scope_kind },
-    { name: "in", width: "7em", of: (row) => plain(row.dimension) },
-    { name: "times", class: "n", width: "5em", of: (row) => number(row.refusals) },
-    { name: "requested", class: "n wide", width: "6em", of: (row) => (row.last_requested ? amount(row.dimension, row.last_requested) : "") },
-    { name: "available", class: "n wide", width: "6em", of: (row) => (row.last_time ? amount(row.dimension, row.last_available) : "") },
-  ], rows, "no request was refused"));
-}
-
-async function scopes() {
-  const page = await call("ListScopes", { fullest_first: true, page_size: 10 });
-  show("fullest", scopesTable(page.scopes));
-}
-
-// Polls at the interval after each reply, while the page is visible. A call that the service does not have, or that the caller may not
-// make, is not repeated.
-function keep(place, interval, read) {
-  let [timer, stopped] = [undefined, false];
-  const turn = async () => {
-    let again = true;
-    if (!document.hidden) {
-      try {
-        await read();
-      } catch (error) {
-        again = !(error instanceof Refused && [403, 404, 501].includes(error.status));
-        if (!again) show(place, element("p", { class: "faint" }, error.message));
-      }
-    }
-    if (again && !stopped) timer = setTimeout(turn, interval);
+// The EMs that a filter selects, in the order of a sort. The stream has all EMs, so the order is of all of them.
+async function selected(fields) {
+  const [label, part, state] = [pair(fields.get("label")), fields.get("part")?.toLowerCase(), fields.get("state")];
+  const known = label ? await emLabels() : undefined;
+  const rows = cluster.names.map((em, place) => ({ em, code: cluster.codes[place] })).filter(({ em, code }) =>
+    (!state || stateOf(code) === state) && (!part || emKey(em).toLowerCase().includes(part)) && (!label || known.get(emKey(em))?.[label.key] === label.value));
+  const urgent = ({ code }) => (URGENT.includes(stateOf(code)) ? 1 : 0);
+  const orders = {
+    state: (one, other) => urgent(other) - urgent(one) || fullness(other.code) - fullness(one.code),
+    full: (one, other) => fullness(one.code) - fullness(other.code),
+    name: (one, other) => (one.em.instance < other.em.instance ? -1 : 1),
   };
-  turn();
-  return () => {
-    stopped = true;
-    clearTimeout(timer);
-  };
+  const [, minus, by] = /^(-?)(.*)$/.exec(fields.get("sort") ?? "state");
+  const order = orders[by] ?? orders.state;
+  return rows.sort((one, other) => (minus ? order(other, one) : order(one, other)));
 }
 
-// `seen` is the state of the stream. A list that is empty by the overview is not read.
-export function keepLists(seen) {
-  const all = () => seen.overview.line !== undefined;
-  const isEmpty = { waiting: () => all() && Number(seen.overview.line.waiting) === 0, locked: () => all() && Number(seen.overview.tickets?.locked) === 0 };
-  const unless = (place, text, read) => async () => {
-    if (isEmpty[place]()) show(place, element("p", { class: "faint" }, text));
-    else await read();
-  };
-  const stops = [
-    keep("waiting", SOON, unless("waiting", "no request waits", waiting)),
-    keep("locked", SOON, unless("locked", "no ticket waits for its engine", locked)),
-    keep("actions", SOON, actions),
-    keep("refused", LATER, refusals),
-    keep("fullest", SOON, async () => (all() ? undefined : scopes())),
-  ];
-  return { stop: () => stops.forEach((stop) => stop()) };
+async function readEms(fields, size, page = "0") {
+  const rows = await selected(fields);
+  const from = Math.max(0, Number.parseInt(page, 10) || 0);
+  const some = rows.slice(from, from + size);
+  const { ems } = some.length > 0 ? await call("BatchGetEms", { ems: some.map(({ em }) => JSON.stringify(em)) }) : { ems: [] };
+  const details = new Map(ems.map((one) => [emKey(one.em), one]));
+  const next = from + size < rows.length ? String(from + size) : undefined;
+  return { rows: some.map((row) => ({ ...row, detail: details.get(emKey(row.em)) })), next, all: rows.length };
 }
+
+const stateCell = ({ code }) => {
+  const state = stateOf(code);
+  if (CHOSEN.includes(state) && state !== "warn") return state;
+  return element("span", { class: URGENT.includes(state) ? "tag urgent" : "tag" }, state);
+};
+
+const held = (name, extra) => ({ name, class: `n ${extra}`, of: ({ detail }) => {
+  const total = dimensions(detail?.total)[name];
+  if (total === undefined) return "–";
+  const [used, locked] = [detail.used, detail.locked].map((amounts) => dimensions(amounts)[name] ?? 0);
+  return `${amount(name, used + locked)} of ${amount(name, total)}`;
+} });
+
+const emColumns = () => [
+  { name: "EM", class: "text", sort: "name", of: ({ em }) => link(em.instance, toEm(em)) },
+  { name: "state", sort: "state", sorts: 1, of: stateCell },
+  { name: "full", class: "n", sort: "full", of: ({ code }) => full(code) },
+  { name: "", class: "bars mid", of: ({ code }) => bar([fullness(code) >= 100 ? "full" : "used", fullness(code) / 100]) },
+  held("cores", ""),
+  held("memory", "mid"),
+  { name: "labels", class: "text wide", of: ({ detail }) => labels(detail?.labels) },
+  { name: "load", class: "n wide", of: ({ detail }) => (detail?.load ? `${number(detail.load.cpu_permille / 10)}%` : "–") },
+  { name: "reported", class: "n wide", of: ({ detail }) => ago(detail?.last_report_time) },
+];
+
+const ems = {
+  title: "EMs", empty: "No EM matches.", sort: "state", largest: 100, read: readEms, columns: emColumns,
+  filters: [{ name: "part", label: "part of a name" }, { name: "label", label: "label=value" }],
+  chips: (fields) => [
+    { ...choice(fields, "state", undefined, `all ${number(cluster.names.length)}`) },
+    ...STATES.filter(Boolean).filter((state) => states().get(state) > 0 || fields.get("state") === state)
+      .map((state) => choice(fields, "state", state, `${state} ${number(states().get(state))}`)),
+  ],
+  command: (fields) => command("em list", option("state", fields.get("state")), option("label", fields.get("label"))),
+};
+
+const AGES = [["", "any"], ["600", "10 minutes"], ["3600", "1 hour"], ["86400", "1 day"]];
+
+const tickets = {
+  title: "Tickets", note: "oldest first", empty: "No ticket matches.", columns: () => ticketColumns,
+  filters: [{ name: "user", label: "user" }, { name: "em", label: "EM" }, { name: "engine", label: "engine type" }, { name: "label", label: "label=value" }, { name: "age", label: "older than", choices: AGES }],
+  chips: (fields) => [choice(fields, "state", undefined, "all"), choice(fields, "state", "locked"), choice(fields, "state", "used")],
+  read: called("ListTickets", "tickets", (fields) => ({ user: fields.get("user"), state: fields.get("state"), ...emFields(fields.get("em")) }), (fields) => {
+    const [engine, label, since] = [fields.get("engine"), pair(fields.get("label")), Number(fields.get("age"))];
+    if (!engine && !label && !since) return undefined;
+    return (row) => (!engine || row.engine_type === engine || row.engine_type.split("-")[0] === engine) && (!label || row.labels[label.key] === label.value) && (!since || age(row.locked_time) > since);
+  }),
+  command: (fields) => command("ticket list", option("user", fields.get("user")), option("em", fields.get("em")), option("state", fields.get("state"))),
+};
+
+// An EM by its name in a filter, with or without its application.
+export function emFields(name) {
+  if (!name) return {};
+  const found = cluster.names.find((em) => em.instance === name || emKey(em) === name);
+  if (found) return { "em.application_name": found.application_name, "em.instance": found.instance };
+  const [, application, instance] = /^(?:([^/]*)\/)?(.*)$/s.exec(name);
+  return { "em.application_name": application ?? EM_APPLICATION, "em.instance": instance };
+}
+
+// A label may have an empty value: as a list it is not left out of the call.
+export const labelFields = (prefix, map) => Object.fromEntries(Object.entries(map).map(([key, value]) => [`${prefix}.${key}`, [value]]));
+
+const setColumns = [
+  { name: "limit", class: "text", of: (row) => (row.each.length === 0 ? scope(row.labels) : row.name) },
+  { name: "maximum", class: "text", of: (row) => Object.entries(row.max).map(([dimension, most]) => withUnit(dimension, most)).join(", ") || "none" },
+  { name: "mode", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
+  { name: "state", class: "wide", of: (row) => row.state.replace("LIMIT_STATE_", "").replace("_", " ").toLowerCase() },
+  { name: "set", class: "n", of: (row) => ago(row.update_time) },
+  { name: "by", class: "text", of: (row) => row.updated_by },
+];
+
+async function readLimits(fields, size, token) {
+  if (fields.get("show") === "set") return called("ListLimits", "limits", () => ({}))(fields, size, token);
+  const label = pair(fields.get("label"));
+  const chosen = label ? labelFields("labels", { [label.key]: label.value }) : {};
+  const order = fields.get("show") === "exceeded" ? { over_limit_only: true } : { fullest_first: true };
+  const page = await called("ListScopes", "scopes", () => ({ ...chosen, ...order }))(fields, size, token);
+  const partial = page.reply.partial || (order.fullest_first && page.rows.length === size);
+  return { ...page, rows: limitRows(page.rows), note: partial ? "the fullest; there are others" : undefined };
+}
+
+const limits = {
+  title: "Limits", empty: "No limit applies to a live ticket.", sort: "-full", read: readLimits,
+  filters: [{ name: "label", label: "label=value" }],
+  columns: (fields) => (fields.get("show") === "set" ? setColumns : limitColumns),
+  chips: (fields) => [choice(fields, "show", undefined, "fullest"), choice(fields, "show", "exceeded"), choice(fields, "show", "set", "as set")],
+  command: (fields) => (fields.get("show") === "set" ? command("limit list") : command("scope list", option("label", fields.get("label")))),
+};
+
+const waiting = {
+  title: "Waiting", note: "next served first", empty: "Nobody waits.",
+  filters: [{ name: "user", label: "user" }, { name: "em", label: "EM" }, { name: "label", label: "label=value" }],
+  // The position over all queues is known only without a filter.
+  columns: (fields) => waitingColumns(["user", "em", "label", "key"].some((name) => fields.get(name)) ? undefined : Number(fields.get("row") ?? 0) + 1),
+  read: async (fields, size, token) => {
+    const label = pair(fields.get("label"));
+    const key = fields.get("key") ? Object.fromEntries(new URLSearchParams(fields.get("key"))) : label ? { [label.key]: label.value } : {};
+    const page = await called("ListWaiting", "waiting", () => ({ user: fields.get("user"), ...emFields(fields.get("em")), ...labelFields("scope", key) }))(fields, size, token);
+    return { ...page, rows: placed(page.rows) };
+  },
+  command: (fields) => command("waiting", option("user", fields.get("user")), option("em", fields.get("em"))),
+};
+
+const refusals = {
+  title: "Refused", note: "the latest period first", empty: "No request was refused.",
+  filters: [{ name: "user", label: "user" }, { name: "scope", label: "refused by" }, { name: "dimension", label: "short of" }],
+  columns: () => [{ name: "period", class: "n", of: (row) => ago(row.period_start) }, ...refusalColumns],
+  chips: (fields) => [choice(fields, "since", undefined, "last hour"), choice(fields, "since", "day", "last day"), choice(fields, "since", "all")],
+  read: called("ListRefusals", "refusals", (fields) => ({
+    user: fields.get("user"), scope: fields.get("scope"), dimension: fields.get("dimension"),
+    from_time: fields.get("since") === "all" ? undefined : since(fields.get("since") === "day" ? 24 * HOUR : HOUR),
+  })),
+  command: (fields) => command("refusals", option("user", fields.get("user"))),
+};
+
+// A time before now, by whole minutes: callers within a minute share a reply.
+export const since = (ago) => new Date(Math.floor((now() / 1000 - ago) / 60) * 60_000).toISOString();
+
+const ACTIONS = {
+  EMs: ["registered", "resized", "unregistered", "lost", "drained", "resumed", "held", "hold_ended"],
+  limits: ["limit_set", "limit_deleted", "limits_in_force", "policy_set"],
+  repairs: ["repaired", "forced", "adopted"],
+  ends: ["released", "forced", "expired", "unregistered", "lost"],
+};
+
+const history = {
+  title: "History", empty: "Nothing has happened.", columns: () => actionColumns,
+  filters: [{ name: "user", label: "user" }, { name: "em", label: "EM" }, { name: "actor", label: "by" }],
+  chips: (fields) => [
+    choice(fields, "show", undefined, "all"), ...Object.keys(ACTIONS).map((name) => choice(fields, "show", name)),
+    { text: fields.get("order") === "oldest" ? "oldest first" : "newest first", set: { order: fields.get("order") === "oldest" ? undefined : "oldest" }, isOn: false },
+  ],
+  read: called("ListActions", "actions", (fields) => ({
+    user: fields.get("user"), actor: fields.get("actor"), ticket_id: fields.get("ticket"), ...emFields(fields.get("em")),
+    actions: ACTIONS[fields.get("show")] ?? [], newest_first: fields.get("order") !== "oldest",
+  })),
+  command: (fields) => command("history", option("user", fields.get("user")), option("em", fields.get("em"))),
+};
+
+const QUEUE_STATE = /^QUEUE_STATE_/;
+
+async function readQueues(fields, size, token) {
+  const known = await providers();
+  const [type, ...name] = (fields.get("provider") ?? "").split("/");
+  const provider = known.find((one) => one.type === type && one.name === name.join("/")) ?? known[0];
+  if (!provider) return { rows: [], note: "There is no provider of external queues", providers: known };
+  const page = await called("ListQueues", "queues", () => ({ "provider.name": provider.name, "provider.resource_type": provider.type }))(fields, size, token);
+  const part = fields.get("part")?.toLowerCase();
+  const rows = page.rows.filter(({ path }) => !part || path.toLowerCase().includes(part)).map((queue) => ({ provider, queue }));
+  return { ...page, rows, note: `${provider.name}, read ${span(seconds(page.reply.age))} ago` };
+}
+
+const ofQueue = (name, extra) => ({ name, class: `n ${extra}`, of: ({ provider, queue }) => {
+  const [field, shown] = name === "cores" && provider.type === "Kubernetes" ? ["millicores", "kubernetes_millicores"] : [name, name];
+  const used = amount(shown, queue.used?.[field] ?? 0);
+  return queue.max ? `${used} of ${amount(shown, queue.max[field])}` : used;
+} });
+
+const queues = {
+  title: "External queues", empty: "No external queue.", read: readQueues,
+  filters: [{ name: "part", label: "part of a name" }],
+  chips: (fields) => providers.last.map((one) => ({ text: one.name, set: { provider: `${one.type}/${one.name}` }, isOn: (fields.get("provider") ?? `${providers.last[0].type}/${providers.last[0].name}`) === `${one.type}/${one.name}` })),
+  columns: () => [
+    { name: "external queue", class: "text", of: ({ provider, queue }) => link(queue.path, toQueue(provider, queue.path)) },
+    { name: "state", of: ({ queue }) => queue.state.replace(QUEUE_STATE, "").toLowerCase() },
+    { name: "", class: "bars", of: ({ queue }) => bar(["used", queueShare(queue)]) },
+    ofQueue("cores", ""),
+    ofQueue("memory", "mid"),
+    { name: "running", class: "n wide", of: ({ queue }) => queue.running_applications ?? "–" },
+    { name: "waiting", class: "n", of: ({ queue }) => queue.pending_applications ?? "–" },
+  ],
+  command: (fields) => command("queue list", option("provider", fields.get("provider")?.split("/").slice(1).join("/"))),
+};
+
+export const queueShare = (queue) => Math.max(0, ...["memory", "cores", "millicores"].map((name) => Number(queue.used?.[name] ?? 0) / Math.max(1, Number(queue.max?.[name] ?? 0))).filter((share) => share <= 10));
+
+export const lists = Object.fromEntries(Object.entries({ ems, tickets, limits, waiting, refusals, history, queues }).map(([name, list]) => [name, { ...list, name }]));

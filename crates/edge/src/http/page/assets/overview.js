@@ -1,0 +1,204 @@
+// The overview: what wants a person, the capacity, the map of EMs, and the beginnings of the lists.
+
+import { changed, toEm, toList, toScope } from "/page/address.js";
+import { all, call } from "/page/api.js";
+import { capacityTable, heldShare, spark } from "/page/capacity.js";
+import { actionColumns, limitColumns, limitRows, placed, refusalColumns, shares, summed, ticketColumns, waitingColumns } from "/page/cells.js";
+import { CHOSEN, URGENT, cluster, sharedParts, states, stateOf } from "/page/cluster.js";
+import { at, copyable, element, line, link, muted, show, table } from "/page/elements.js";
+import { age, labels, number, plain, seconds, span } from "/page/format.js";
+import { live } from "/page/live.js";
+import { since } from "/page/lists.js";
+import { EmMap, groupings, legend } from "/page/map.js";
+
+const ROWS = 8;
+const SOON = 2000;
+const LATER = 30_000;
+const HOUR = 3600;
+const PAGES = 2;
+const NAMED = 3;
+
+let [map, stops, shownFields] = [undefined, [], new URLSearchParams()];
+
+const card = (id, title, to, ...content) => element("section", { class: "card", id },
+  element("div", { class: "head" }, element("h2", {}, title), element("span", { class: "note muted" }), to ? element("a", { class: "all", href: to }, "all") : undefined), content);
+
+const body = (id) => at(id).querySelector(".body");
+const note = (id, ...text) => show(at(id).querySelector(".note"), text);
+
+const inner = () => element("div", { class: "body" }, element("div", { class: "loading" }));
+
+function build(place) {
+  place.append(element("div", { id: "strip", hidden: true }),
+    element("section", { class: "card", id: "empty", hidden: true }, element("h2", {}, "No EM has registered yet"), line("EMs register over gRPC. This command registers an example:"), copyable(registration())),
+    element("div", { class: "cards" },
+      card("capacity", "Capacity", undefined, inner()),
+      card("waiting", "Waiting", toList("waiting"), inner()),
+      card("fullest", "Fullest limits", toList("limits"), inner()),
+      element("section", { class: "card", id: "ems" }, element("div", { class: "head" }, element("h2", {}, "EMs"), element("span", { class: "note" }), grouping(), element("a", { class: "all", href: toList("ems") }, "all")),
+        element("div", { id: "map", role: "group" }), element("p", { id: "map-tip", class: "muted", "aria-live": "polite" }, "\u00a0"), element("ul", { id: "legend", "aria-label": "Colours and shapes" }, legend())),
+      card("locked", "Locked longest", toList("tickets", { state: "locked" }), inner()),
+      card("refused", "Refused, last hour", toList("refusals"), inner()),
+      card("actions", "Activity", toList("history"), inner())));
+}
+
+// The command that registers an example, by the address and the protection of the instance.
+function registration() {
+  const { server } = cluster;
+  const request = JSON.stringify({
+    em: { application_name: "linkis-cg-engineconnmanager", instance: "host1:9102" },
+    total: { load_instance: { memory: 68719476736, cores: 16, instances: 20 } },
+  });
+  const token = server.authentication ? ' -H "authorization: Bearer $TOKEN"' : "";
+  return `grpcurl${server.tls ? "" : " -plaintext"}${token} -d '${request}' ${server.grpc} linkis.rm.v1.ResourceManagerService/Register`;
+}
+
+// The choice of a label. Labels are read when the choice is opened.
+function grouping() {
+  const select = element("select", { id: "group", "aria-label": "Group EMs by a label" }, element("option", { value: "" }, "group by: none"));
+  const fill = async () => {
+    const keys = await groupings().catch(() => []);
+    for (const key of keys) {
+      if (![...select.options].some((one) => one.value === key)) select.append(element("option", { value: key }, `group by: ${key}`));
+    }
+  };
+  select.addEventListener("pointerenter", fill);
+  select.addEventListener("focus", fill);
+  select.addEventListener("change", () => location.replace(changed("", shownFields, { group: select.value })));
+  return select;
+}
+
+function strip() {
+  const parts = URGENT.map((state) => {
+    const found = cluster.names.filter((_, place) => stateOf(cluster.codes[place]) === state);
+    if (found.length === 0) return undefined;
+    const [prefix, suffix] = sharedParts(cluster.names);
+    const short = ({ instance }) => instance.slice(prefix.length, instance.length - suffix.length) || instance;
+    const names = found.length <= NAMED ? [": ", ...found.flatMap((em, at) => [at > 0 ? ", " : "", link(short(em), toEm(em), em.instance)])] : [];
+    return element("span", {}, link(`${number(found.length)} ${found.length === 1 ? "EM" : "EMs"} ${state}`, toList("ems", { state })), names);
+  });
+  const { scopes } = cluster.overview;
+  if (Number(scopes?.over_limit ?? 0) > 0) {
+    const over = (scopes.fullest ?? []).filter(({ over_limit: isOver, limits }) => isOver && shares({ limits }).length > 0).slice(0, NAMED);
+    const names = over.length === Number(scopes.over_limit) ? [": ", ...over.flatMap((one, at) => [at > 0 ? ", " : "", link(labels(one.labels), toScope(one.labels))])] : [];
+    parts.push(element("span", {}, link(`${number(scopes.over_limit)} ${Number(scopes.over_limit) === 1 ? "limit" : "limits"} exceeded`, toList("limits", { show: "exceeded" })), names));
+  }
+  const there = parts.filter(Boolean);
+  at("strip").hidden = there.length === 0;
+  show(at("strip"), there.length > 0 ? [element("b", {}, "Needs a person"), there] : []);
+}
+
+// The sums of each dimension over all EMs. The rest of EMs that accept no grants is `out`.
+export function totals(ems) {
+  const sums = new Map();
+  for (const group of ems ?? []) {
+    for (const [dimension, amounts] of Object.entries(group.dimensions ?? {})) {
+      const sum = sums.get(dimension) ?? { total: 0, protected: 0, used: 0, locked: 0, free: 0, out: 0 };
+      for (const name of ["total", "used", "locked"]) sum[name] += Number(amounts[name]);
+      sum.protected += Number(amounts.protected_amount);
+      sum[CHOSEN.includes(group.state.replace("EM_STATE_", "").toLowerCase()) ? "free" : "out"] += Math.max(0, Number(amounts.left));
+      sums.set(dimension, sum);
+    }
+  }
+  return sums;
+}
+
+function capacity() {
+  const trend = { name: "held, last 15 min", class: "wide n", of: ([dimension, sum]) => (heldShare(sum) === undefined ? "" : spark(`${plain(dimension)} held`, cluster.points, (point) => point.held[dimension], 1)) };
+  show(body("capacity"), capacityTable(totals(cluster.overview.ems), trend));
+}
+
+// Sums of the stream. A viewer that is bound to users gets none of them.
+function sums() {
+  const { line: queue, tickets, throughput, scopes } = cluster.overview;
+  if (queue && Number(queue.waiting) === 0) note("waiting");
+  else if (queue) note("waiting", `${number(queue.waiting)}${queue.longest_wait ? `, longest ${span(seconds(queue.longest_wait))}` : ""} `, spark("waiting", cluster.points, (point) => point.waiting));
+  if (queue && Number(queue.waiting) === 0) show(body("waiting"), line("nobody"));
+  if (tickets) {
+    const more = tickets.locked_partial ? " or more" : "";
+    note("locked", `${number(tickets.locked)}${more} locked, ${number(tickets.used)} in use`);
+    if (Number(tickets.locked) === 0) show(body("locked"), line("no ticket waits for its engine"));
+  }
+  if (throughput) {
+    note("actions", `granted ${number(throughput.grants_per_second)}/s `, spark("granted", cluster.points, (point) => point.grants));
+    note("refused", `now ${number(throughput.refusals_per_second)}/s `, spark("refused", cluster.points, (point) => point.refusals));
+  }
+  if (scopes) {
+    note("fullest", scopes.renew_time ? `of ${number(scopes.scopes)}` : "");
+    show(body("fullest"), limitsTable(scopes.fullest ?? []));
+  }
+}
+
+const limitsTable = (scopes) => table(limitColumns, limitRows(scopes).filter(({ full }) => full).slice(0, ROWS), "no limit applies to a live ticket");
+
+function emStates() {
+  const there = [...states()].filter(([, count]) => count > 0);
+  note("ems", there.flatMap(([state, count], place) => [place > 0 ? muted(" · ") : "", link(`${number(count)} ${state}`, toList("ems", { state }))]));
+}
+
+const failed = (id) => (error) => show(body(id), line(error.message));
+
+// A card that is empty by the stream is not read.
+const isEmpty = (value) => value !== undefined && Number(value) === 0;
+
+function reads() {
+  return [
+    live(SOON, async (isOver) => {
+      if (isEmpty(cluster.overview.line?.waiting)) return;
+      const { waiting } = await call("ListWaiting", { page_size: ROWS });
+      if (!isOver()) show(body("waiting"), table(waitingColumns(1), placed(waiting), "nobody"));
+    }, failed("waiting")),
+    live(SOON, async (isOver) => {
+      if (isEmpty(cluster.overview.tickets?.locked)) return;
+      const { tickets } = await call("ListTickets", { state: "locked", page_size: ROWS });
+      if (!isOver()) show(body("locked"), table(ticketColumns.filter(({ name }) => !["age", "other", "memory"].includes(name)), tickets, "no ticket waits for its engine"));
+    }, failed("locked")),
+    live(SOON, async (isOver) => {
+      const { actions } = await call("ListActions", { newest_first: true, page_size: ROWS });
+      if (!isOver()) show(body("actions"), table(actionColumns, actions, "nothing has happened yet"));
+    }, failed("actions")),
+    live(LATER, async (isOver) => {
+      const { found, partial } = await all("ListRefusals", "refusals", { from_time: since(HOUR) }, PAGES);
+      if (isOver()) return;
+      show(body("refused"), table(refusalColumns, summed(found).slice(0, ROWS), "nobody"), partial ? line(`by the latest ${number(found.length)} sums`) : undefined);
+    }, failed("refused")),
+    live(SOON, async (isOver) => {
+      // A viewer that is bound to users has no scopes in the stream.
+      if (cluster.overview.line !== undefined) return;
+      const { scopes } = await call("ListScopes", { fullest_first: true, page_size: ROWS });
+      if (!isOver()) show(body("fullest"), limitsTable(scopes));
+    }, failed("fullest")),
+  ];
+}
+
+export const overview = {
+  open(place, fields) {
+    shownFields = fields;
+    if (!place.querySelector("#capacity")) {
+      build(place);
+      map = new EmMap(at("map"), at("map-tip"));
+      stops = reads();
+      overview.tick();
+    }
+    const label = fields.get("group") ?? "";
+    const select = at("group");
+    if (label && ![...select.options].some((one) => one.value === label)) select.append(element("option", { value: label }, `group by: ${label}`));
+    select.value = label;
+    map.group(label).catch((error) => (at("map-tip").textContent = error.message));
+  },
+  tick(places) {
+    at("empty").hidden = cluster.names.length > 0;
+    at("view").querySelector(".cards").hidden = cluster.names.length === 0;
+    strip();
+    capacity();
+    sums();
+    emStates();
+    map.tick(places);
+  },
+  mark: (text) => map?.mark(text),
+  leave() {
+    stops.forEach((stop) => stop());
+    map?.leave();
+    [map, stops] = [undefined, []];
+  },
+};
