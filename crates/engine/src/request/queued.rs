@@ -275,9 +275,19 @@ impl<E> QueuedRequest<E> {
                 shared.mark_removed();
                 self.enter(shared)
             }
-            Err(Failure::Rejected(rejection)) if rejection.is_of_em() => {
-                self.leave(LeaveReason::Rejected(rejection), shared)
-            }
+            Err(Failure::Rejected(rejection)) if rejection.is_of_em() => match attempt {
+                // Another EM cannot be used any more. The entry stays where it is.
+                QueueAttempt::Candidate { wake, em, mut checked } if em != self.home.em => {
+                    shared.release_assumption(&em);
+                    checked.push(em);
+                    self.check_candidate(wake, checked, shared)
+                }
+                QueueAttempt::Other { em, mut search } if em != self.home.em => {
+                    search.checked.push(em);
+                    self.check_other(search, shared)
+                }
+                _ => self.leave(LeaveReason::Rejected(rejection), shared),
+            },
             // A queued request survives a short outage.
             Err(Failure::Transient(error)) if has_entry => {
                 self.stage = QueueStage::PausingToCommit(error);

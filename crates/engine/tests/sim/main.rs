@@ -64,7 +64,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 /// Replays a recorded run, and prints its steps.
 fn replay(shape: Shape, record: &str) {
     let mut world = World::new(Choices::replayed(record.parse().unwrap()), shape);
-    world.is_printed = true;
+    (world.is_printed, world.is_home_kept) = (true, true);
     world.run();
 }
 

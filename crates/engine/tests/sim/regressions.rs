@@ -64,3 +64,12 @@ fn waiter_ahead_of_granted_one_is_woken() {
          0 1 24;2 1 22 2 0 1 1;0 3 0;0 1 11 0 0 0;0 2 1 1 1;1 2;0 1 2 0 0 1;0 1 5 1 0 0;0 7 0;",
     );
 }
+
+/// A request for any EM waits at an EM; another EM that it tries is drained between the check and the commit.
+#[test]
+fn waiter_outlives_drain_of_another_em() {
+    replay(
+        Shape { instances: 2, ems: 3, requests: 60, faults: Faults::Orderly, polls: true },
+        "1 2 2 2 3 0;0 5 1 0 2 0 0 3;0 5 1 1 3 0 3 3 1 2;0 6 0 2 1 1 0 0 0 2 3;1 5 1 0 3 0 2 1;0 5 0 2 1 0 3 3 1 2 0;0 0 25 5 0 1;1 9 4 0;0 2 0 2;1 6 1 0 2 2 2 2;0 5 0 1 1 1 3 2 3 0 0;0 6 0 0 1 3 1 1 1 3 2;1 9 9 0;1 9 9 2;1 2 2;1 8 0;0 7 0;1 9 11 1 1;0 5 1 0 1 3 1 1;0 2 1 1;0 9 13;1 2 1;0 3 0;0 4 0;0 0 27 1 0 1;1 0 8 0 0 3;0 9 8 0;0 3;0 9 3 0;1 2 3;0 4 1 1 3 1 2 0;1 0 8;1 0 3;0 9 9 2;0 0 25 1 1 3;0 4 1;0 0 14 0 0 3;0 1 2 0 0 2;0 1 20 0 1 1;0 2;1 4 0;0 9 7;0 3;0 4 0;0 0 13 0 1 0;",
+    );
+}

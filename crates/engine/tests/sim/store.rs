@@ -246,6 +246,12 @@ impl Store {
         })
     }
 
+    /// Returns the EM of a request's entry, unless that EM is drained.
+    pub fn usable_home(&self, ticket_id: Uuid) -> Option<EmInstance> {
+        let (_, entry) = self.entries.iter().find(|(position, _)| position.ticket_id() == ticket_id)?;
+        Some(entry.request.em.clone()).filter(|em| !self.drains.contains_key(em))
+    }
+
     fn assert_invariants(&self) {
         for em in self.ems.values() {
             let tickets = || self.tickets.values().filter(|ticket| ticket.em == em.instance);

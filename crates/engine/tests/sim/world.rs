@@ -70,6 +70,8 @@ pub struct World {
     pub transitions: Transitions,
     /// Whether each step is printed.
     pub is_printed: bool,
+    /// Whether no waiting request may end while the EM of its entry is usable. Random runs can resume that EM just before the reply.
+    pub is_home_kept: bool,
 }
 
 /// The next stages of each stage and result.
@@ -90,6 +92,7 @@ impl World {
             grants: 0,
             transitions: Transitions::new(),
             is_printed: false,
+            is_home_kept: false,
         };
         world.choices.begin_step();
         for em in &world.ems {
@@ -229,6 +232,14 @@ impl World {
         match &mut action {
             Action::Reply(reply) => {
                 assert!(!matches!(reply, RequestResult::Broken { .. }), "a result belongs to an action: {reply:?}");
+                // A drain of another EM that a waiting request tries does not end the request.
+                if self.is_home_kept
+                    && handle.any_em
+                    && let RequestResult::Rejected(rejection) = &reply
+                    && let Some(home) = self.store.usable_home(handle.ticket_id)
+                {
+                    panic!("request {call} waits at {home}, which is not drained, and ended: {rejection}");
+                }
                 let is_granted = matches!(reply, RequestResult::Decided { outcome: Outcome::Granted(_), .. });
                 self.grants += u64::from(is_granted);
                 *self.replies.entry(call).or_default() += 1;
