@@ -478,3 +478,69 @@ async fn hanging_cluster_delays_no_other_call() {
     assert_eq!(yarn.asked(), before + 1);
     hanging.into_iter().for_each(|call| call.abort());
 }
+
+async fn check(
+    client: &Client<Channel>,
+    name: &str,
+    provider: Option<proto::Provider>,
+) -> Result<proto::check_provider_response::Result, Status> {
+    let call = proto::CheckProviderRequest { name: name.into(), provider, ..Default::default() };
+    Ok(client.clone().check_provider(call).await?.into_inner().result.unwrap())
+}
+
+/// A check returns the numbers found or the failure, and stores nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_check_returns_content_or_failure() {
+    use proto::check_provider_response::Result::{Content, Failure};
+    let (database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    let new = || Some(provider("default", &config(&yarn.address)));
+    let Content(content) = check(&client, "", new()).await.unwrap() else { panic!("it replies") };
+    assert!(content.queues > 3 && content.applications == 10, "{content:?}");
+    assert!(content.queues_duration.is_some() && content.applications_duration.is_some());
+    assert_eq!(database.count("SELECT count(*) FROM linkis_external_resource_provider").await, 0);
+    assert_eq!(reason(&check(&client, "default", None).await.unwrap_err()), "NO_SUCH_PROVIDER");
+    put(&client, new().unwrap()).await.unwrap();
+    // The first check made two calls, and a snapshot makes three.
+    eventually("a snapshot", LONG, async || yarn.asked() >= 5).await;
+    let before = yarn.asked();
+    assert!(matches!(check(&client, "default", None).await.unwrap(), Content(_)));
+    assert_eq!(yarn.asked(), before + 2, "not from the cache");
+    yarn.behave(|behaviour| behaviour.scheduler = None);
+    let Failure(failure) = check(&client, "default", None).await.unwrap() else { panic!("it replies 503") };
+    assert!(failure.may_pass && failure.message.ends_with(&format!("{} answered 503", yarn.address)), "{failure:?}");
+    let elsewhere = provider("default", &config("http://169.254.169.254"));
+    for (name, provider, at) in [
+        ("", None, "name"),
+        ("default", new(), "provider"),
+        ("", Some(elsewhere), "provider.config"),
+        ("a\u{7}", None, "name"),
+    ] {
+        let error = check(&client, name, provider).await.unwrap_err();
+        assert_eq!((error.code(), field(&error).as_str()), (Code::InvalidArgument, at), "{error}");
+    }
+    assert!(rm.metrics.text().contains(r#"linkis_rm_external_fetches_total{result="ok"}"#));
+}
+
+/// A check above the bound is rejected, and the end of one returns its permit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_checks_are_bounded() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    yarn.behave(|behaviour| behaviour.delay = LONG);
+    let new = || Some(provider("default", &config(&yarn.address)));
+    let checks: Vec<_> = (0..4)
+        .map(|_| {
+            let (client, new) = (client.clone(), new());
+            tokio::spawn(async move { check(&client, "", new).await })
+        })
+        .collect();
+    eventually("four checks run", LONG, async || rm.metric("linkis_rm_external_checks") == 4.0).await;
+    let error = check(&client, "", new()).await.unwrap_err();
+    assert_eq!((error.code(), reason(&error).as_str()), (Code::ResourceExhausted, "OVERLOADED"));
+    checks[0].abort();
+    eventually("three checks run", LONG, async || rm.metric("linkis_rm_external_checks") == 3.0).await;
+    yarn.behave(|behaviour| behaviour.delay = Duration::ZERO);
+    check(&client, "", new()).await.unwrap();
+    checks.iter().for_each(tokio::task::JoinHandle::abort);
+}

@@ -157,7 +157,7 @@ const MATRIX: &str = "
     ListQueues          -mvoa      ListApplications   -mvoa      GetOverview         -mvoa
     ListInstances       -mvoa      ListTasks          -mvoa      UsageService/Watch  -mvoa
     ListRefusals        -mvoa      GetUsage           -mvoa      FollowActions       -mvoa
-    GetScope            -mvoa      ListUsers          -mvoa
+    GetScope            -mvoa      ListUsers          -mvoa      CheckProvider       ---oa
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -106,9 +106,29 @@ async fn list_ems_filters_by_state_and_labels() {
         (proto::ListEmsRequest { min_fullness_percent: 51, ..all.clone() }, ""),
         (proto::ListEmsRequest { min_fullness_percent: 1, labels: pairs([("zone", "1")]), ..all.clone() }, ""),
     ] {
+        // An order selects the same EMs.
+        for order in [proto::EmOrder::Fullest, proto::EmOrder::Urgent] {
+            let ordered = ems(&mut usage, proto::ListEmsRequest { order: order.into(), ..filter.clone() }).await;
+            let (mut one, mut other): (Vec<_>, Vec<_>) = (ordered.split(' ').collect(), found.split(' ').collect());
+            one.sort_unstable();
+            other.sort_unstable();
+            assert_eq!(one, other, "{order:?} {filter:?}");
+        }
         assert_eq!(ems(&mut usage, filter.clone()).await, found, "{filter:?}");
     }
+    // The silent EM, the unhealthy one, the one that has not reported, the drained one.
+    for (order, found) in [(proto::EmOrder::Fullest, "d a b c e"), (proto::EmOrder::Urgent, "a b d e c")] {
+        let call = proto::ListEmsRequest { order: order.into(), ..all.clone() };
+        assert_eq!(ems(&mut usage, call.clone()).await, found, "{order:?}");
+        let page = usage.list_ems(proto::ListEmsRequest { page_size: 2, ..call.clone() }).await.unwrap().into_inner();
+        let page_token = page.next_page_token;
+        names_the_field(
+            &usage.list_ems(proto::ListEmsRequest { page_token, ..all.clone() }).await.unwrap_err(),
+            "page_token",
+        );
+    }
     for (wrong, field) in [
+        (proto::ListEmsRequest { order: 9, ..all.clone() }, "order"),
         (proto::ListEmsRequest { health: 9, ..all.clone() }, "health"),
         (proto::ListEmsRequest { min_fullness_percent: 101, ..all.clone() }, "min_fullness_percent"),
         (proto::ListEmsRequest { em_application_name: "\n".into(), ..all.clone() }, "em_application_name"),
@@ -172,6 +192,18 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
             assert!(next.ems.len() == 1 && next.next_page_token.is_empty(), "{filter:?}: {next:?}");
         }
     }
+    // In an order of their state, the only EM that needs a person is the first.
+    let urgent = proto::ListEmsRequest { order: proto::EmOrder::Urgent.into(), page_size: 1, ..all.clone() };
+    let page = usage.list_ems(urgent).await.unwrap().into_inner();
+    assert_eq!(page.ems[0].em.as_ref().unwrap().instance, "last");
+    // No EM matches, and a page examines a bounded number of EMs.
+    let nowhere =
+        proto::ListEmsRequest { order: proto::EmOrder::Fullest.into(), labels: pairs([("zone", "0")]), ..all.clone() };
+    let first = usage.list_ems(nowhere.clone()).await.unwrap().into_inner();
+    assert!(first.ems.is_empty() && !first.next_page_token.is_empty(), "{first:?}");
+    let next = proto::ListEmsRequest { page_token: first.next_page_token, ..nowhere };
+    let next = usage.list_ems(next).await.unwrap().into_inner();
+    assert!(next.ems.is_empty() && next.next_page_token.is_empty(), "{next:?}");
     // A page is full if every row matches.
     let healthy = proto::ListEmsRequest { health: proto::Health::Healthy.into(), silent: Some(false), ..all };
     let (mut found, mut call) = (0, proto::ListEmsRequest { page_size: 700, ..healthy });

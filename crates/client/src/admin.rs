@@ -104,6 +104,11 @@ impl RmClient {
         self.repair_some(proto::RepairRequest { scope: labels.clone(), ..Default::default() }).await
     }
 
+    /// Reads a provider once, stored or not; stores nothing. It may take 20 seconds.
+    pub async fn check_provider(&self, question: &proto::CheckProviderRequest) -> Result<proto::CheckProviderResponse> {
+        self.make(&calls::CHECK_PROVIDER, question).await
+    }
+
     async fn repair_some(&self, question: proto::RepairRequest) -> Result<RepairReport> {
         let answer = self.make(&calls::REPAIR, &question).await?;
         Ok(audit::read_repaired(answer)?)

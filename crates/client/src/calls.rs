@@ -116,6 +116,8 @@ calls! {
     /// Only reads.
     LIST_PROVIDERS: "ExternalResourceService" / "ListProviders", ListProvidersRequest => ListProvidersResponse, SAFE;
     /// Only reads.
+    CHECK_PROVIDER: "ExternalResourceService" / "CheckProvider", CheckProviderRequest => CheckProviderResponse, SAFE;
+    /// Only reads.
     GET_QUEUE: "ExternalResourceService" / "GetQueue", GetQueueRequest => GetQueueResponse, SAFE;
     /// Only reads.
     LIST_QUEUES: "ExternalResourceService" / "ListQueues", ListQueuesRequest => ListQueuesResponse, SAFE;

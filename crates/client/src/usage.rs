@@ -118,6 +118,11 @@ impl RmClient {
         self.list(&calls::LIST_EMS, ask, |page| (page.ems, page.next_page_token), answer::read_em).await
     }
 
+    /// Returns a page of the EMs, in the order of the request.
+    pub async fn ems_page(&self, question: &proto::ListEmsRequest) -> Result<proto::ListEmsResponse> {
+        self.make(&calls::LIST_EMS, question).await
+    }
+
     /// Returns one live ticket.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket> {
         let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string(), engine: None };

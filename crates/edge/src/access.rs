@@ -26,7 +26,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Permissions by call. `Own` covers the EMs or users that the caller is bound to. A manager or viewer that is bound to
 /// no user has everything.
 #[rustfmt::skip]
-static TABLE: [AccessRow; 49] = [
+static TABLE: [AccessRow; 50] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -72,6 +72,7 @@ static TABLE: [AccessRow; 49] = [
     row("/linkis.rm.v1.ExternalResourceService/PutProvider",              [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.ExternalResourceService/DeleteProvider",           [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.ExternalResourceService/ListProviders",            [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.ExternalResourceService/CheckProvider",            [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.ExternalResourceService/GetQueue",                 [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.ExternalResourceService/ListQueues",               [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.ExternalResourceService/ListApplications",         [No,  Own,    Own,   All,     All]),

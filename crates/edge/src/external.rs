@@ -72,6 +72,13 @@ impl ExternalResourceRpc {
         Ok(proto::ListProvidersResponse { providers })
     }
 
+    async fn check_provider(&self, call: Request<proto::CheckProviderRequest>) -> Reply<proto::CheckProviderResponse> {
+        let by = authenticator::of_call(&call);
+        let checked = convert::external::checked(call.into_inner())?;
+        let check = self.service.check_provider(&by, checked).await?;
+        Ok(proto::CheckProviderResponse { result: Some(convert::external::check_result(&check)) })
+    }
+
     async fn get_queue(&self, call: Request<proto::GetQueueRequest>) -> Reply<proto::GetQueueResponse> {
         let proto::GetQueueRequest { provider, queue_name } = call.get_ref();
         let selector = convert::external::selector(provider.as_ref())?;
@@ -161,6 +168,7 @@ rpc! {
         put_provider: PutProviderRequest => PutProviderResponse,
         delete_provider: DeleteProviderRequest => DeleteProviderResponse,
         list_providers: ListProvidersRequest => ListProvidersResponse,
+        check_provider: CheckProviderRequest => CheckProviderResponse,
         get_queue: GetQueueRequest => GetQueueResponse,
         list_queues: ListQueuesRequest => ListQueuesResponse,
         list_applications: ListApplicationsRequest => ListApplicationsResponse,

@@ -4,7 +4,7 @@
 //! users gets only the tickets, scopes, waiting requests and history of these users. The module changes nothing.
 //! Caller: the gRPC routes.
 //!
-//! - `filters`: filters of lists; `accounting`: refusals, usage and users in sums;
+//! - `ems`: lists of EMs; `filters`: filters of lists; `accounting`: refusals, usage and users in sums;
 //! - `follow`: stream of the history; `overview`: cluster totals and tasks.
 
 use tonic::Request;
@@ -12,14 +12,7 @@ use uuid::Uuid;
 
 use crate::rpc::{Reply, rpc};
 use rm_model::{
-    access::CallScope,
-    em::{Em, EmInstance},
-    limit::ScopeUsage,
-    name::FieldError,
-    operation::Rejection,
-    principal::Principal,
-    report::EmStatus,
-    ticket::Ticket,
+    access::CallScope, limit::ScopeUsage, name::FieldError, operation::Rejection, principal::Principal, ticket::Ticket,
     wait_queue::QueuePosition,
 };
 use rm_service::{
@@ -36,9 +29,12 @@ use rm_proto::page::{PageRequest, bad_token, hex, parse_hex};
 use rm_proto::v1::{self as proto, usage_service_server::UsageService};
 
 mod accounting;
+mod ems;
 mod filters;
 mod follow;
 mod overview;
+
+use ems::em_message;
 
 /// Maximum number of keys in one batch call, equal to the maximum page size.
 pub const GET_MAX: usize = 1000;
@@ -106,21 +102,6 @@ fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     }
 }
 
-/// Converts an EM and its status.
-fn em_message(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Error> {
-    convert::answer::em_resource(em, status).map_err(Error::defect)
-}
-
-/// Page key of an EM: its names as JSON, because a name may contain any separator.
-fn em_key(em: &EmInstance) -> String {
-    serde_json::json!([em.application_name.as_str(), em.instance.as_str()]).to_string()
-}
-
-fn parse_em_key(key: &str) -> Option<EmInstance> {
-    let (application_name, instance): (String, String) = serde_json::from_str(key).ok()?;
-    EmInstance::parse("page_token", &application_name, &instance).ok()
-}
-
 /// Hides a ticket outside the call scope. A live or ended ticket of another user is reported as not found.
 fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &CallScope) -> Result<Ticket, Error> {
     let hidden = || Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
@@ -179,15 +160,7 @@ impl UsageRpc {
     }
 
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Reply<proto::ListEmsResponse> {
-        let message = call.get_ref();
-        let filters = proto::ListEmsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListEms", message.page_size, &filters)?;
-        let (filter, min_fullness) = filters::ems(message)?;
-        let after = page.after(&message.page_token, parse_em_key)?;
-        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), page.entries_max()).await?;
-        let next_page_token = ems.next.map(|em| page.token(&em_key(&em))).unwrap_or_default();
-        let ems = ems.shown.iter().map(|(em, status)| em_message(em, status.as_ref())).collect::<Result<_, _>>()?;
-        Ok(proto::ListEmsResponse { ems, next_page_token })
+        ems::list_ems(&self.usage, &self.overviews, &call).await
     }
 
     async fn get_ticket(&self, call: Request<proto::GetTicketRequest>) -> Reply<proto::GetTicketResponse> {

@@ -12,7 +12,7 @@
 //! - [`usage_sum`]: use over time; [`user_sum`]: use of live tickets by user; [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
 //! - [`wait_queue`]: wait queues; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
 //! - [`action`], [`recorded_state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
-//! - [`overview`]: cluster totals; [`timestamp`]: times as text;
+//! - [`overview`]: cluster totals; [`em_order`]: orders of EMs; [`timestamp`]: times as text;
 //! - [`text_enum!`]: enumerations with texts;
 //! - [`operation`]: operations and their outcomes; [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
@@ -37,6 +37,7 @@ pub mod cap;
 pub mod counters;
 pub mod em;
 pub mod em_drain;
+pub mod em_order;
 pub mod external;
 pub mod hold;
 pub mod ledger;

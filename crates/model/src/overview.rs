@@ -63,6 +63,19 @@ impl EmState {
             EmSignals { health: None, .. } => Self::Unreported,
         }
     }
+
+    /// Returns how much the EM needs a person: an unplanned state is more urgent than one that a call has caused.
+    pub const fn urgency(self) -> u8 {
+        match self {
+            Self::Silent => 6,
+            Self::Unhealthy => 5,
+            Self::Warn => 4,
+            Self::Unreported => 3,
+            Self::Draining => 2,
+            Self::Unregistering => 1,
+            Self::Healthy => 0,
+        }
+    }
 }
 
 /// Sums of one dimension; they saturate at the largest number.

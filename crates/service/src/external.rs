@@ -6,6 +6,7 @@
 //! Never: returns secrets of a provider's configuration.
 //! Callers: `rm_edge::external`, and the server, which spawns `refresh`.
 //!
+//! - `check`: one read of a provider, for operators.
 //! - `refresh`: snapshots by which requests for external queues are decided; `preparation_cache`: cache of their preparations.
 
 use std::{
@@ -28,6 +29,7 @@ use uuid::Uuid;
 use crate::{
     commit::commit,
     error::{Error, ExternalError},
+    fair_semaphore::FairSemaphore,
     lock::lock,
 };
 use rm_external::{self, ExternalCluster, FetchError, http::ClusterHttp};
@@ -49,9 +51,11 @@ use rm_store::{
 };
 use rm_telemetry::metrics::Metrics;
 
+mod check;
 mod preparation_cache;
 mod refresh;
 
+pub use check::{CheckedProvider, ProviderCheck, ProviderContent};
 pub use refresh::run as refresh;
 
 /// Time for which a reply of a cluster is reused.
@@ -127,6 +131,8 @@ pub struct ExternalResourceService {
     changing: Arc<Mutex<()>>,
     /// Wakes the task that refreshes snapshots.
     changed: Arc<Notify>,
+    /// Permits of checks.
+    checks: Arc<FairSemaphore>,
     /// Providers as last read, at most [`PROVIDERS_MAX`].
     sources: Arc<StdMutex<ProviderSources>>,
 }
@@ -190,7 +196,8 @@ impl<T: Send + Sync + 'static> CachedReading<T> {
 impl ExternalResourceService {
     /// Creates the service.
     pub fn new(store: Store, http: ClusterHttp, metrics: Metrics) -> Self {
-        Self { store, http, metrics, changing: Arc::default(), changed: Arc::default(), sources: Arc::default() }
+        let (changing, changed, sources) = (Arc::default(), Arc::default(), Arc::default());
+        Self { store, http, metrics, changing, changed, checks: check::permits(), sources }
     }
 
     /// Adds or changes a provider.
@@ -235,17 +242,10 @@ impl ExternalResourceService {
         records: &[ProviderRecord],
         expected: ExpectedProvider,
     ) -> Result<Box<dyn ExternalCluster>, Error> {
-        let PutProvider { provider, config } = put;
+        let provider = &put.provider;
         let before = records.iter().find(|record| is(record, &provider.resource_type, &provider.name));
         expected.check(&provider.name, before)?;
-        let known = before.map(|before| before.config.expose_secret());
-        let cluster = rm_external::read(provider.resource_type.as_str(), config.expose_secret(), known)
-            .map_err(|FieldError { field, problem }| FieldError::new(format!("provider.{field}"), problem))?;
-        for address in cluster.addresses() {
-            let problem = |failure| format!("{} {failure}", address.as_str());
-            let not_allowed = |failure| FieldError::new("provider.config", problem(failure));
-            self.http.check(address).map_err(not_allowed)?;
-        }
+        let cluster = self.parse(put, before)?;
         let same_labels = |record: &&ProviderRecord| {
             record.provider.resource_type == provider.resource_type
                 && record.provider.name != provider.name
@@ -256,6 +256,20 @@ impl ExternalResourceService {
             None if before.is_none() && records.len() >= PROVIDERS_MAX => Err(ExternalError::TooMany.into()),
             None => Ok(cluster),
         }
+    }
+
+    /// Parses the configuration of a provider and checks its addresses. Omitted secrets come from `before`, the stored provider.
+    fn parse(&self, put: &PutProvider, before: Option<&ProviderRecord>) -> Result<Box<dyn ExternalCluster>, Error> {
+        let PutProvider { provider, config } = put;
+        let known = before.map(|before| before.config.expose_secret());
+        let cluster = rm_external::read(provider.resource_type.as_str(), config.expose_secret(), known)
+            .map_err(|FieldError { field, problem }| FieldError::new(format!("provider.{field}"), problem))?;
+        for address in cluster.addresses() {
+            let problem = |failure| format!("{} {failure}", address.as_str());
+            let not_allowed = |failure| FieldError::new("provider.config", problem(failure));
+            self.http.check(address).map_err(not_allowed)?;
+        }
+        Ok(cluster)
     }
 
     /// Deletes a provider.

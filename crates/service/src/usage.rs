@@ -5,7 +5,7 @@
 //! Never: writes; locks.
 //! Caller: the RPC service `rm_edge::usage`.
 //!
-//! - [`accounting`]: sums of refusals and of usage; `search`: search in the history.
+//! - [`accounting`]: sums of refusals and of usage; `ordered`: EMs in other orders; `search`: search in the history.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -42,7 +42,10 @@ pub use rm_store::{
 };
 
 pub mod accounting;
+mod ordered;
 mod search;
+
+pub use ordered::OrderedEmPage;
 
 use search::{SearchPage, find, span};
 

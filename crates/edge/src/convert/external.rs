@@ -13,9 +13,12 @@ use rm_model::{
     queue::{self, QueueNaming, QueueTree},
 };
 use rm_proto::v1 as proto;
-use rm_service::external::{ExpectedProvider, ProviderKey, ProviderSelector, ProviderView, PutProvider};
+use rm_service::external::{
+    CheckedProvider, ExpectedProvider, ProviderCheck, ProviderKey, ProviderSelector, ProviderView, PutProvider,
+};
 
 use super::answer::timestamp;
+use crate::server_info::duration;
 
 /// Maximum size of a provider configuration, in bytes.
 const CONFIG_BYTES_MAX: usize = 16 * 1024;
@@ -34,6 +37,47 @@ pub fn put(message: Option<proto::Provider>) -> Result<PutProvider, FieldError> 
     provider.labels.check_new("provider.labels")?;
     check_at_most("provider.config", message.config.len(), "bytes", CONFIG_BYTES_MAX)?;
     Ok(PutProvider { provider, config: SecretString::from(message.config) })
+}
+
+/// Parses the provider to check: the type and name of a stored one, or a whole one.
+///
+/// # Errors
+/// An invalid field, or both or none of name and provider.
+pub fn checked(message: proto::CheckProviderRequest) -> Result<CheckedProvider, FieldError> {
+    let proto::CheckProviderRequest { resource_type, name, provider } = message;
+    match (name.as_str(), provider) {
+        ("", None) => Err(FieldError::new("name", "is required, or a provider")),
+        ("", Some(_)) if !resource_type.is_empty() => {
+            Err(FieldError::new("resource_type", "belongs to name; omit it, because the provider has a type"))
+        }
+        ("", provider) => put(provider).map(CheckedProvider::New),
+        (name, None) => {
+            let resource_type = if resource_type.is_empty() { YARN } else { &resource_type };
+            Ok(CheckedProvider::Stored(Name::parse("resource_type", resource_type)?, Name::parse("name", name)?))
+        }
+        (_, Some(_)) => Err(FieldError::new("provider", "must not be set besides name")),
+    }
+}
+
+/// Converts the result of a check.
+pub fn check_result(check: &ProviderCheck) -> proto::check_provider_response::Result {
+    use proto::check_provider_response::Result;
+    let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    match check {
+        ProviderCheck::Content(content) => Result::Content(proto::ProviderContent {
+            queues: count(content.queues),
+            applications: count(content.applications),
+            queues_duration: duration(content.queues_duration),
+            applications_duration: duration(content.applications_duration),
+        }),
+        ProviderCheck::Failure(error) => {
+            Result::Failure(proto::ProviderFailure { message: error.to_string(), may_pass: error.may_pass() })
+        }
+        ProviderCheck::TimedOut(after) => Result::Failure(proto::ProviderFailure {
+            message: format!("no complete reply within {} s", after.as_secs()),
+            may_pass: true,
+        }),
+    }
 }
 
 /// Returns the state of a provider that a change expects: any without an etag, absent with an empty one.

@@ -5,8 +5,8 @@
 
 use crate::v1 as proto;
 use rm_model::{
-    external::QueueCheckBasis, limit_mode::LimitMode, name::FieldError, overview::EmState, policy::Check,
-    queue::QueueState, report::Health, selector::Placement, usage_sum::UsageBy,
+    em_order::EmOrder, external::QueueCheckBasis, limit_mode::LimitMode, name::FieldError, overview::EmState,
+    policy::Check, queue::QueueState, report::Health, selector::Placement, usage_sum::UsageBy,
 };
 
 macro_rules! enumeration {
@@ -32,6 +32,7 @@ macro_rules! enumeration {
 }
 
 enumeration!(Check: Creator, User, Labels);
+enumeration!(EmOrder: Fullest, Urgent);
 enumeration!(EmState: Healthy, Unreported, Warn, Unhealthy, Draining, Silent, Unregistering);
 enumeration!(Health: Healthy, Warn, Unhealthy);
 enumeration!(LimitMode: Enforced, Advisory, Off);

@@ -8,7 +8,7 @@ use crate::{StoreError, rows::labels_json};
 use rm_model::{
     em::{Em, EmInstance},
     name::{Labels, Name},
-    report::Health,
+    report::{EmStatus, Health},
 };
 
 use super::{TABLE, em};
@@ -26,6 +26,24 @@ pub struct EmFilter {
     pub silent: Option<bool>,
     /// True for draining EMs only; false for others only.
     pub draining: Option<bool>,
+}
+
+impl EmFilter {
+    /// Returns whether the filter has a condition beside the application name.
+    pub fn has_conditions(&self) -> bool {
+        let Self { application_name: _, labels, health, silent, draining } = self;
+        !labels.as_map().is_empty() || health.is_some() || silent.is_some() || draining.is_some()
+    }
+
+    /// Returns whether an EM with this status matches, as a statement of [`list`] decides it.
+    pub fn matches(&self, em: &Em, status: Option<&EmStatus>) -> bool {
+        let label = |key| em.reserved.as_map().get(key).or_else(|| em.labels.as_map().get(key));
+        self.application_name.as_ref().is_none_or(|name| *name == em.instance.application_name)
+            && self.labels.as_map().iter().all(|(key, value)| label(key) == Some(value))
+            && self.health.is_none_or(|health| status.and_then(|status| status.health) == Some(health))
+            && self.silent.is_none_or(|silent| status.is_some_and(|status| status.silent) == silent)
+            && self.draining.is_none_or(|draining| em.drain.is_some() == draining)
+    }
 }
 
 /// Result of scanning a range of EMs.

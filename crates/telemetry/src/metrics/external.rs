@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::{
     family::Family,
+    gauge::Gauge,
     histogram::{Histogram, exponential_buckets},
 };
 
@@ -12,6 +13,8 @@ use super::{Counter, Label};
 metrics! {
     /// Metrics of external clusters.
     pub struct ExternalMetrics {
+        pub checks: Gauge = "external_checks",
+            "Running checks of providers on this instance: at 4, more are rejected";
         refreshes: Family<Label, Counter> = "external_refreshes_total",
             "Snapshots of external clusters for decisions, by result: ok, superseded, store, or why the cluster was not \
                 read";
