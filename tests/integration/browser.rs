@@ -57,6 +57,20 @@ if (texts.length === 0) return ['nothing is seen'];
 return texts.filter((element) => contrast(element) < 4.5).map((element) => `${element.textContent.trim()}: ${contrast(element).toFixed(2)}`);
 ";
 
+/// Script that returns what axe finds and calls serious or critical, each with its elements.
+const FINDINGS: &str = r"
+const done = arguments[arguments.length - 1];
+const of = ({ id, nodes }) => `${id}: ${nodes.map((node) => node.target).join(' ')}`;
+const isSerious = ({ impact }) => ['serious', 'critical'].includes(impact);
+axe.run().then((result) => done(result.violations.filter(isSerious).map(of)), (error) => done([String(error)]));
+";
+
+/// Returns the script of axe, which finds obstacles for people with disabilities; `None` if `.ci/run` could not fetch it.
+pub fn axe() -> Option<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/axe/node_modules/axe-core/axe.min.js");
+    fs::read_to_string(path).ok()
+}
+
 /// One at a time: each takes as much as a whole server.
 static TURN: Mutex<()> = Mutex::const_new(());
 
@@ -204,10 +218,17 @@ impl Browser {
         self.run(script).await.as_i64().unwrap()
     }
 
-    /// Asserts the layout in both colour schemes, and in narrow and wide windows: no horizontal scrolling, and enough contrast of every text.
+    /// Returns the serious findings of axe in the present window.
+    async fn findings(&self, axe: &str) -> Value {
+        self.run(axe).await;
+        self.of_session("/execute/async", json!({"script": FINDINGS, "args": []})).await
+    }
+
+    /// Asserts the layout in both colour schemes, and in narrow and wide windows: no horizontal scrolling, enough contrast of every text,
+    /// and no serious finding of axe, if it is there.
     /// Stores pictures under this name.
     pub async fn looks_well(&self, name: &str) {
-        let mut grounds = Vec::new();
+        let (mut grounds, axe) = (Vec::new(), axe());
         for scheme in ["light", "dark"] {
             self.prefer(scheme).await;
             for width in [400, 1400] {
@@ -215,6 +236,9 @@ impl Browser {
                 self.picture(&format!("{name}-{scheme}-{width}")).await;
                 assert_eq!(self.overflow().await, 0, "{name}, {scheme}, {width} pixels");
                 assert_eq!(self.run(UNREADABLE).await, json!([]), "{name}, {scheme}, {width} pixels");
+                if let Some(axe) = &axe {
+                    assert_eq!(self.findings(axe).await, json!([]), "{name}, {scheme}, {width} pixels");
+                }
             }
             grounds.push(self.run("return getComputedStyle(document.body).backgroundColor").await);
         }

@@ -2,11 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::Read as _,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use flate2::read::GzDecoder;
 use rm_client::ResourceRequest;
 use rm_model::{
     limit::{LabelPattern, Rule},
@@ -161,7 +163,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
     let seen = || async { rm.client.waiting().await.unwrap().len() == 1 };
-    eventually("it stands in line", LONG, seen).await;
+    eventually("the request waits", LONG, seen).await;
     waiting
 }
 
@@ -287,6 +289,47 @@ async fn page_replies_forbid_foreign_content() {
             assert!(!answer.body.contains(markup), "{path}: {markup}");
         }
     }
+    rm.stop().await;
+}
+
+/// Sends a request and returns the headers and the body of the reply as bytes.
+async fn ask_bytes(address: SocketAddr, path: &str, headers: &str) -> (String, Vec<u8>) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n").as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.unwrap();
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+    (String::from_utf8(bytes[..end].to_vec()).unwrap(), bytes[end + 4..].to_vec())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_replies_are_compressed_on_request() {
+    let (_database, rm) = start_page().await;
+    let waiting = furnish(&rm).await;
+    for path in ["/page/format.js", "/page/page.css", "/api/v1/ListEms", "/metrics"] {
+        for accepted in ["gzip", "br;q=1.0, gzip;q=0.8", "*"] {
+            let (head, body) = ask_bytes(rm.http, path, &format!("Accept-Encoding: {accepted}\r\n")).await;
+            assert!(
+                head.contains("content-encoding: gzip") && head.contains("vary: accept-encoding"),
+                "{path}: {head}"
+            );
+            let mut text = String::new();
+            GzDecoder::new(&body[..]).read_to_string(&mut text).unwrap();
+            assert!(body.len() * 2 < text.len(), "{path}: {} of {} bytes", body.len(), text.len());
+            if path.starts_with("/page") {
+                assert_eq!(text, get(rm.http, path, "").await.body);
+            }
+        }
+        for accepted in ["", "Accept-Encoding: br\r\n", "Accept-Encoding: gzip;q=0, identity\r\n"] {
+            let (head, _) = ask_bytes(rm.http, path, accepted).await;
+            assert!(!head.contains("content-encoding"), "{path}: {head}");
+        }
+    }
+    // A short reply, and the event stream, whose events must not wait for one another.
+    let (head, _) = ask_bytes(rm.http, "/livez", "Accept-Encoding: gzip\r\n").await;
+    assert!(!head.contains("content-encoding"), "{head}");
+    assert_eq!(Stream::open(rm.http, "Accept-Encoding: gzip\r\n").await.next().await.unwrap().0, "picture");
+    waiting.abort();
     rm.stop().await;
 }
 

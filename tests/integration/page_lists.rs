@@ -130,12 +130,12 @@ async fn page_back_returns_to_list_with_filter() {
 /// 30 EMs in two racks, the second rack fuller. Tickets of 30 users.
 async fn furnish_racks(rm: &Instance) {
     for number in 0..30 {
-        let host = em(&format!("host{number:02}"));
+        let em = em(&format!("host{number:02}"));
         let rack = if number < 20 { "r1" } else { "r2" };
         let labels = Labels::parse("labels", [("rack".to_owned(), rack.to_owned())].into()).unwrap();
-        rm.client.register(RegisterEm { labels, ..registration(host.clone(), load(100, 100, 100)) }).await.unwrap();
+        rm.client.register(RegisterEm { labels, ..registration(em.clone(), load(100, 100, 100)) }).await.unwrap();
         let cores = number + 1;
-        rm.client.request_resource(&request(&host, &format!("user{number:02}"), load(1, cores, 1))).await.granted();
+        rm.client.request_resource(&request(&em, &format!("user{number:02}"), load(1, cores, 1))).await.granted();
     }
 }
 

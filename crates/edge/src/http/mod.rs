@@ -3,7 +3,7 @@
 //!
 //! Metrics and health need no authentication and never read the database, so a response takes no longer during an
 //! outage. One connection serves one request within a bounded time ([`connection_lifetime`]), and the number of connections is
-//! bounded. A silent or unread connection therefore ends soon. Caller: the server.
+//! bounded. Callers that accept it get compressed responses ([`compression`]). A silent or unread connection therefore ends soon. Caller: the server.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -11,6 +11,7 @@ use axum::{
     Router,
     extract::RawQuery,
     http::{StatusCode, header::CONTENT_TYPE},
+    middleware::from_fn,
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -28,6 +29,7 @@ use tower_service::Service as _;
 use crate::tls::Tls;
 use rm_telemetry::metrics::{self, Metrics};
 
+mod compression;
 pub mod connection_lifetime;
 pub mod page;
 
@@ -74,7 +76,8 @@ pub fn serve(
                 }),
             )
             .route("/metrics", get(move || async move { scrape(&metrics) }))
-            .merge(page::routes(slot));
+            .merge(page::routes(slot))
+            .layer(from_fn(compression::compress));
     AbortOnDropHandle::new(tokio::spawn(accept(listener, tls, router)))
 }
 

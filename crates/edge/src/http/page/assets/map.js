@@ -102,7 +102,7 @@ export class EmMap {
     const [code, state] = [cluster.codes[place], stateOf(cluster.codes[place])];
     const short = instance.slice(this.prefix.length, instance.length - this.suffix.length) || instance;
     const kind = ["tile", CHOSEN.includes(state) ? "" : state, this.matches(place) ? "" : "dim"].filter(Boolean).join(" ");
-    return element("a", { class: kind, href: toEm(cluster.names[place]), title: instance, "aria-label": describe(place), tabindex: place === this.current ? 0 : -1, "data-place": place },
+    return element("a", { class: kind, href: toEm(cluster.names[place]), title: describe(place), tabindex: place === this.current ? 0 : -1, "data-place": place },
       element("span", { class: "name" }, short), element("span", { class: "state" }, CHOSEN.includes(state) && state !== "warn" ? full(code) : state),
       bar([fullness(code) >= 100 ? "full" : "used", fullness(code) / 100]));
   }
