@@ -325,5 +325,6 @@ async fn page_map_groups_ems_by_label() {
     browser.shows(".foot", "1–10 of 10").await;
     browser.back().await;
     browser.shows("#map .group:nth-child(2)", "rack r2 10 EMs").await;
+    assert_eq!(browser.complaints().await, [""; 0]);
     rm.stop().await;
 }

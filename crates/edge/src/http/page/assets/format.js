@@ -75,4 +75,5 @@ export function resource(value) {
   return parts.map(([dimension, held]) => withUnit(dimension, held)).join(", ") || "nothing";
 }
 
-export const labels = (map) => Object.entries(map ?? {}).map(([key, value]) => `${key}=${value}`).join(", ");
+// By their keys: a map of a reply has no order.
+export const labels = (map) => Object.entries(map ?? {}).sort(([one], [other]) => (one < other ? -1 : 1)).map(([key, value]) => `${key}=${value}`).join(", ");

@@ -45,8 +45,8 @@ export class EmMap {
 
   // Groups by the values of a label; without one there is one group.
   async group(label) {
-    this.label = label;
-    this.labels = label ? await emLabels() : undefined;
+    const labels = label ? await emLabels() : undefined;
+    Object.assign(this, { label, labels });
     this.draw();
   }
 
