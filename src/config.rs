@@ -1,22 +1,18 @@
-//! Settings of the server: read once from flags and environment into typed values. All mistakes are reported together.
+//! Command line and settings of the server: read once from flags and environment into typed values. All mistakes of the
+//! settings are reported together.
 //!
 //! Callers: `main` and the tests of the documentation. Never: prints a secret; a setting with one has no `Debug` output for
 //! it.
 //!
 //! - `parse`: durations, numbers and sizes; `listen`: listen addresses; `database`: selection of the PostgreSQL;
-//! - `removed`: settings of earlier versions.
+//! - `command_line`: the grammar; `help`: help of the program; `wrong_words`: errors of the grammar;
+//! - `former_words`: commands of earlier versions; `removed`: settings of earlier versions.
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{
-    Args, CommandFactory as _, Parser, Subcommand,
-    error::{ContextKind, ContextValue},
-};
+use clap::Args;
 
-use crate::{
-    commands::Command,
-    server::{Options, SecuritySettings},
-};
+use crate::server::{Options, SecuritySettings};
 use rm_edge::{
     edge::{BODY_BYTES_LEAST, EdgeBounds, ListenAddress},
     resource_manager::RequestTimeouts,
@@ -31,38 +27,21 @@ use rm_telemetry::{
     traces,
 };
 
+mod command_line;
 mod database;
+mod former_words;
+mod help;
 mod listen;
 mod parse;
 mod removed;
+mod wrong_words;
 
 use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
 use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 
+pub use command_line::{LaunchMode, StartFailure, command_line};
 pub use database::{DatabaseArguments, DatabaseSource};
 pub use parse::{parse_duration, read_limits};
-
-/// A resource manager for compute clusters in the style of Apache Linkis.
-///
-/// Serves gRPC, by default with a private PostgreSQL that it starts itself. With a command, calls a running service.
-#[derive(Debug, Parser)]
-#[command(name = "linkis-rm", version, args_conflicts_with_subcommands = true)]
-struct CommandLine {
-    #[command(subcommand)]
-    task: Option<ProcessTask>,
-
-    #[command(flatten)]
-    serve: Arguments,
-}
-
-/// Task of the process: serve, or run a command.
-#[derive(Debug, Subcommand)]
-enum ProcessTask {
-    /// Serve, as without a command.
-    Serve(Box<Arguments>),
-    #[command(flatten)]
-    Command(Command),
-}
 
 /// Arguments of `serve`, not validated.
 #[derive(Debug, Args)]
@@ -190,57 +169,6 @@ struct Arguments {
     /// Value of the variable RUST_LOG.
     #[arg(skip = std::env::var("RUST_LOG").unwrap_or_default())]
     rust_log: String,
-}
-
-/// Parsed launch of the process.
-#[derive(Debug)]
-pub enum LaunchMode {
-    /// Serve with these settings.
-    Serve(Box<ServiceConfig>),
-    /// Run a command against a running service.
-    Command(Command),
-}
-
-impl LaunchMode {
-    /// Parses the command line and the environment.
-    ///
-    /// # Errors
-    /// [`StartFailure`], also for requests of help or the version.
-    pub fn from_command_line() -> Result<Self, StartFailure> {
-        let CommandLine { task, serve } = CommandLine::try_parse().map_err(StartFailure::of)?;
-        match task {
-            Some(ProcessTask::Command(command)) => Ok(Self::Command(command)),
-            Some(ProcessTask::Serve(serve)) => Ok(Self::Serve(Box::new(serve.check()?))),
-            None => Ok(Self::Serve(Box::new(serve.check()?))),
-        }
-    }
-}
-
-/// Reason why the process does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartFailure {
-    /// The command line is not valid, or requests help; the error has its text and output stream.
-    #[error(transparent)]
-    CommandLine(#[from] clap::Error),
-    /// The settings are not valid.
-    #[error(transparent)]
-    Settings(#[from] ServiceConfigError),
-}
-
-impl StartFailure {
-    /// Returns the failure for an error of the parser; a removed flag gets the sentence of the table.
-    fn of(error: clap::Error) -> Self {
-        let flag = match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::String(flag)) => removed::flag(flag),
-            _ => None,
-        };
-        flag.map_or(Self::CommandLine(error), |mistake| Self::Settings(ServiceConfigError(vec![mistake])))
-    }
-}
-
-/// Returns the command line with all commands and settings, for completions and documentation.
-pub fn command_line() -> clap::Command {
-    CommandLine::command()
 }
 
 /// Validated settings of the server.

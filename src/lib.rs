@@ -68,9 +68,13 @@ pub async fn main() -> ExitCode {
             eprint!("{}", rm_telemetry::without_passwords(&error.render().to_string()));
             return ExitCode::from(EXIT_USAGE);
         }
+        Err(StartFailure::WrongWords(text)) => {
+            eprintln!("error: {}", rm_telemetry::without_passwords(&text));
+            return ExitCode::from(EXIT_USAGE);
+        }
         Err(StartFailure::Settings(error)) => {
             let text = rm_telemetry::without_passwords(&error.to_string());
-            eprintln!("{text}linkis-rm --help lists the settings.");
+            eprintln!("{text}linkis-rm serve --help lists the settings.");
             return ExitCode::from(EXIT_USAGE);
         }
     };

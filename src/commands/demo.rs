@@ -105,7 +105,7 @@ fn explain(failure: CommandFailure) -> CommandFailure {
     };
     match code {
         Some(Code::Unauthenticated | Code::PermissionDenied) => CommandFailure::Refused(format!(
-            "{failure}\nThe demo sets limits and registers EMs: it needs an administrator's token (linkis-rm tokens create --role admin)"
+            "{failure}\nThe demo sets limits and registers EMs: it needs an administrator's token (linkis-rm token create --role admin)"
         )),
         _ => failure,
     }

@@ -1,4 +1,4 @@
-//! `drain`, `resume`: start and end of the maintenance of an EM.
+//! `em drain`, `em resume`: start and end of the maintenance of an EM.
 
 use clap::Args;
 
@@ -14,7 +14,7 @@ use super::{
     values,
 };
 
-/// Arguments of `drain`.
+/// Arguments of `em drain`.
 #[derive(Debug, Clone, Args)]
 pub struct DrainCommand {
     /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
@@ -29,7 +29,7 @@ pub struct DrainCommand {
     arguments: ServiceArguments,
 }
 
-/// Arguments of `resume`.
+/// Arguments of `em resume`.
 #[derive(Debug, Clone, Args)]
 pub struct ResumeCommand {
     /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.

@@ -1,13 +1,15 @@
-//! `ems`, `em`: lists and details of EMs.
+//! `em`: lists and details of EMs, and their maintenance (`drain`).
 
-use clap::Args;
+use clap::{Args, Subcommand, ValueEnum};
 
 use rm_client::calls;
 use rm_model::resource::Dimension;
 use rm_proto::v1::{self as proto, EmResource, Health, ListEmsRequest, ListEmsResponse};
 
 use super::{
+    drain::{DrainCommand, ResumeCommand},
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         Printer,
@@ -19,7 +21,46 @@ use super::{
     values,
 };
 
-/// Arguments of `ems`.
+/// Verbs of `em`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum EmCommand {
+    /// List EMs: their state, and how full they are.
+    #[command(after_help = end("em list --state silent", &calls::LIST_EMS))]
+    List(ListEmsCommand),
+    /// Show an EM. Exit code 1 if it is not registered.
+    #[command(after_help = end("em get host1:9102", &calls::GET_EM))]
+    Get(GetEmCommand),
+    /// Stop new grants on an EM. Its tickets stay.
+    #[command(after_help = end("em drain host1:9102 --reason \"a new disk\"", &calls::DRAIN))]
+    Drain(DrainCommand),
+    /// Allow grants on a drained EM again. Exit code 1 if it was not drained.
+    #[command(after_help = end("em resume host1:9102", &calls::RESUME))]
+    Resume(ResumeCommand),
+}
+
+impl EmCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+            Self::Get(command) => command.run().await,
+            Self::Drain(command) => command.run().await,
+            Self::Resume(command) => command.run().await,
+        }
+    }
+}
+
+/// State of an EM to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StateFilter {
+    Healthy,
+    Warn,
+    Unhealthy,
+    Silent,
+    Draining,
+}
+
+/// Arguments of `em list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListEmsCommand {
     /// Only EMs of this application.
@@ -30,12 +71,15 @@ pub struct ListEmsCommand {
     #[arg(long = "label", value_parser = values::label)]
     labels: Vec<(String, String)>,
 
-    /// Only EMs that are silent, or only EMs that are not.
-    #[arg(long, value_name = "BOOL")]
+    /// Only EMs in this state.
+    #[arg(long, value_enum)]
+    state: Option<StateFilter>,
+
+    /// Former words of --state.
+    #[arg(long, value_name = "BOOL", hide = true, conflicts_with = "state")]
     silent: Option<bool>,
 
-    /// Only EMs that are drained, or only EMs that are not.
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", hide = true, conflicts_with = "state")]
     drained: Option<bool>,
 
     /// Only EMs that are at least this full in some dimension, in percent: 1 to 100.
@@ -46,7 +90,7 @@ pub struct ListEmsCommand {
     list: ListArguments,
 }
 
-/// Arguments of `em`.
+/// Arguments of `em get`.
 #[derive(Debug, Clone, Args)]
 pub struct GetEmCommand {
     /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
@@ -83,11 +127,19 @@ listed!(LIST_EMS: ListEmsRequest => ListEmsResponse, ems: EmResource, COLUMNS, |
 impl ListEmsCommand {
     /// Lists the EMs.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let is = |state| (self.state == Some(state)).then_some(true);
+        let health = match self.state {
+            Some(StateFilter::Healthy) => Health::Healthy,
+            Some(StateFilter::Warn) => Health::Warn,
+            Some(StateFilter::Unhealthy) => Health::Unhealthy,
+            Some(StateFilter::Silent | StateFilter::Draining) | None => Health::Unspecified,
+        };
         let question = ListEmsRequest {
+            health: health.into(),
             em_application_name: self.application.unwrap_or_default(),
             labels: self.labels.into_iter().collect(),
-            silent: self.silent,
-            draining: self.drained,
+            silent: self.silent.or(is(StateFilter::Silent)),
+            draining: self.drained.or(is(StateFilter::Draining)),
             min_fullness_percent: self.full.unwrap_or_default(),
             ..Default::default()
         };

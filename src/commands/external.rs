@@ -1,7 +1,8 @@
-//! `providers`, `queues`, `applications`: lists of external clusters and their content.
+//! `provider`, `queue`, `application`: lists of external clusters and their content.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
+use rm_client::calls;
 use rm_proto::v1::{
     Application, ListApplicationsRequest, ListApplicationsResponse, ListProvidersRequest, ListProvidersResponse,
     ListQueuesRequest, ListQueuesResponse, Provider, ProviderSelector, Queue, QueueAmounts, QueueState,
@@ -10,6 +11,7 @@ use rm_proto::v1::{
 use super::{
     ems::percent,
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
@@ -18,14 +20,65 @@ use super::{
 };
 use rm_model::{external::YARN, resource::format_size};
 
-/// Arguments of `providers`.
+/// Verbs of `provider`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ProviderCommand {
+    /// List the external clusters whose queues requests can name.
+    #[command(after_help = end("provider list", &calls::LIST_PROVIDERS))]
+    List(ListProvidersCommand),
+}
+
+impl ProviderCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+        }
+    }
+}
+
+/// Verbs of `queue`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum QueueCommand {
+    /// List the queues of an external cluster.
+    #[command(after_help = end("queue list --type Kubernetes", &calls::LIST_QUEUES))]
+    List(ListQueuesCommand),
+}
+
+impl QueueCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+        }
+    }
+}
+
+/// Verbs of `application`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ApplicationCommand {
+    /// List the running and pending applications of an external cluster.
+    #[command(after_help = end("application list --user alice", &calls::LIST_APPLICATIONS))]
+    List(ListApplicationsCommand),
+}
+
+impl ApplicationCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+        }
+    }
+}
+
+/// Arguments of `provider list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListProvidersCommand {
     #[command(flatten)]
     list: ListArguments,
 }
 
-/// Arguments of `queues`.
+/// Arguments of `queue list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListQueuesCommand {
     /// Name of the cluster [default: the cluster without labels].
@@ -40,7 +93,7 @@ pub struct ListQueuesCommand {
     list: ListArguments,
 }
 
-/// Arguments of `applications`.
+/// Arguments of `application list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListApplicationsCommand {
     /// Name of the cluster [default: the cluster without labels].

@@ -1,8 +1,8 @@
-//! `hold`, `unhold`, `holds`: operator locks on EMs and users.
+//! `hold`: operator locks on EMs and users.
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use crate::config::parse_duration;
 use rm_client::calls;
@@ -11,6 +11,7 @@ use rm_proto::v1::{self as proto, HoldRequest, ListHoldsRequest, ListHoldsRespon
 use super::{
     consent,
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
@@ -20,6 +21,31 @@ use super::{
     service_arguments::ServiceArguments,
     values,
 };
+
+/// Verbs of `hold`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum HoldCommand {
+    /// List holds.
+    #[command(after_help = end("hold list", &calls::LIST_HOLDS))]
+    List(ListHoldsCommand),
+    /// Block changes of an EM or user for up to ten minutes. Exit code 1 if another caller holds it.
+    #[command(after_help = end("hold add --user alice --for 5m --reason \"a check of the limits\"", &calls::HOLD))]
+    Add(AddHoldCommand),
+    /// End a hold before its deadline. Exit code 1 if there is none.
+    #[command(after_help = end("hold release --user alice", &calls::RELEASE_HOLD))]
+    Release(ReleaseHoldCommand),
+}
+
+impl HoldCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+            Self::Add(command) => command.run().await,
+            Self::Release(command) => command.run().await,
+        }
+    }
+}
 
 /// The EM or user of a hold.
 #[derive(Debug, Clone, Args)]
@@ -43,9 +69,9 @@ impl HoldTarget {
     }
 }
 
-/// Arguments of `hold`.
+/// Arguments of `hold add`.
 #[derive(Debug, Clone, Args)]
-pub struct HoldCommand {
+pub struct AddHoldCommand {
     #[command(flatten)]
     which: HoldTarget,
 
@@ -61,7 +87,7 @@ pub struct HoldCommand {
     arguments: ServiceArguments,
 }
 
-/// Arguments of `unhold`.
+/// Arguments of `hold release`.
 #[derive(Debug, Clone, Args)]
 pub struct ReleaseHoldCommand {
     #[command(flatten)]
@@ -71,7 +97,7 @@ pub struct ReleaseHoldCommand {
     arguments: ServiceArguments,
 }
 
-/// Arguments of `holds`.
+/// Arguments of `hold list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListHoldsCommand {
     #[command(flatten)]
@@ -94,7 +120,7 @@ impl ListHoldsCommand {
     }
 }
 
-impl HoldCommand {
+impl AddHoldCommand {
     /// Starts the hold.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.arguments.service(TIMEOUT)?;

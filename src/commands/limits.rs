@@ -1,4 +1,4 @@
-//! `limits`: list, comparison with a file, replacement and deletion of limits.
+//! `limit`: list, comparison with a file, replacement and deletion of limits.
 //!
 //! A change is shown and confirmed before it is made; the service computes the differences. Without a terminal, consent is an
 //! argument.
@@ -20,12 +20,12 @@ use rm_proto::v1::{
 use super::{
     consent::Consent,
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
         text,
     },
-    roles::needs,
     scopes,
     service::{ServiceClient, TIMEOUT, TIMEOUT_LONG},
     service_arguments::ServiceArguments,
@@ -33,31 +33,31 @@ use super::{
 
 mod counting;
 
-/// Subcommands of `limits`.
+/// Verbs of `limit`.
 #[derive(Debug, Clone, Subcommand)]
-pub enum LimitsCommand {
+pub enum LimitCommand {
     /// List the limits, in the order in which they are checked.
-    #[command(after_help = needs(&calls::LIST_LIMITS))]
+    #[command(after_help = end("limit list", &calls::LIST_LIMITS))]
     List(ListLimitsCommand),
     /// Print the changes that a file of limits would make. Exit code 0 without changes, 1 with changes.
-    #[command(after_help = needs(&calls::REPLACE_LIMITS))]
+    #[command(after_help = end("limit diff limits.toml", &calls::REPLACE_LIMITS))]
     Diff(DiffLimitsCommand),
     /// Replace all limits with those of a file.
-    #[command(after_help = needs(&calls::REPLACE_LIMITS))]
+    #[command(after_help = end("limit apply limits.toml --reason \"as agreed\"", &calls::REPLACE_LIMITS))]
     Apply(ApplyLimitsCommand),
     /// Delete a limit. Exit code 1 if there is none.
-    #[command(after_help = needs(&calls::DELETE_LIMIT))]
+    #[command(after_help = end("limit delete user=hadoop creator", &calls::DELETE_LIMIT))]
     Delete(DeleteLimitCommand),
 }
 
-/// Arguments of `limits list`.
+/// Arguments of `limit list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListLimitsCommand {
     #[command(flatten)]
     list: ListArguments,
 }
 
-/// Arguments of `limits diff`.
+/// Arguments of `limit diff`.
 #[derive(Debug, Clone, Args)]
 pub struct DiffLimitsCommand {
     /// A TOML file with all limits, as --limits of the server takes it.
@@ -67,7 +67,7 @@ pub struct DiffLimitsCommand {
     arguments: ServiceArguments,
 }
 
-/// Arguments of `limits apply`.
+/// Arguments of `limit apply`.
 #[derive(Debug, Clone, Args)]
 pub struct ApplyLimitsCommand {
     /// A TOML file with all limits, as --limits of the server takes it.
@@ -80,7 +80,7 @@ pub struct ApplyLimitsCommand {
     arguments: ServiceArguments,
 }
 
-/// Arguments of `limits delete`.
+/// Arguments of `limit delete`.
 #[derive(Debug, Clone, Args)]
 pub struct DeleteLimitCommand {
     /// Labels of the limit: KEY=VALUE, or KEY if each value of the label has a maximum of its own.
@@ -109,7 +109,7 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_LIMITS: ListLimitsRequest => ListLimitsResponse, limits: Limit, COLUMNS, |limit| vec![row(limit)]);
 
-impl LimitsCommand {
+impl LimitCommand {
     /// Runs the subcommand.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         match self {
@@ -258,10 +258,10 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
         let _ = writeln!(text, "... and {unnamed} more");
     }
     if changes.over_limit_partial {
-        text.push_str("not all scopes were checked: linkis-rm scopes lists the others\n");
+        text.push_str("not all scopes were checked: linkis-rm scope list lists the others\n");
     }
     if changes.state() == LimitState::Counting && would.is_empty() {
-        text.push_str("tickets are still being counted: linkis-rm limits list shows which limits decide\n");
+        text.push_str("tickets are still being counted: linkis-rm limit list shows which limits decide\n");
     }
     text
 }

@@ -1,11 +1,13 @@
-//! `policies`: the limits that apply to each kind of EM.
+//! `policy`: the limits that apply to each kind of EM.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
+use rm_client::calls;
 use rm_proto::v1::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
 
 use super::{
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
@@ -13,7 +15,24 @@ use super::{
     },
 };
 
-/// Arguments of `policies`.
+/// Verbs of `policy`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum PolicyCommand {
+    /// List the limits of each kind of EM.
+    #[command(after_help = end("policy list", &calls::LIST_POLICIES))]
+    List(ListPoliciesCommand),
+}
+
+impl PolicyCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+        }
+    }
+}
+
+/// Arguments of `policy list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListPoliciesCommand {
     #[command(flatten)]

@@ -1,14 +1,16 @@
-//! `scopes`: use of limited scopes.
+//! `scope`: use of limited scopes.
 
 use std::collections::BTreeMap;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
+use rm_client::calls;
 use rm_proto::v1::{Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
 
 use super::{
     ems::percent,
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
@@ -17,7 +19,24 @@ use super::{
     values,
 };
 
-/// Arguments of `scopes`.
+/// Verbs of `scope`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ScopeCommand {
+    /// List the use of users, creators and other labels, against their limits.
+    #[command(after_help = end("scope list --fullest --limit 10", &calls::LIST_SCOPES))]
+    List(ListScopesCommand),
+}
+
+impl ScopeCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+        }
+    }
+}
+
+/// Arguments of `scope list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListScopesCommand {
     /// Only scopes with this label, KEY=VALUE. Repeatable.

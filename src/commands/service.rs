@@ -24,32 +24,53 @@ pub const TIMEOUT_LONG: Duration = Duration::from_secs(600);
 /// Maximum number of attempts: a user waits for the failure.
 const ATTEMPTS: u32 = 3;
 
-/// Connection arguments: address, token and certificates.
+/// Connection arguments: address, token and certificates. They are global: valid before and after the command.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "The service")]
 pub struct EndpointArguments {
-    /// Address of gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH. Several, separated by commas: the first that serves is used.
-    #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
+    /// HOST:PORT, https://HOST:PORT or unix:/PATH of the service; of several, separated by commas, the first that serves is used.
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "LINKIS_RM_ADDRESS",
+        hide_env_values = true,
+        default_value = "127.0.0.1:50051",
+        value_name = "ADDRESS"
+    )]
     pub address: String,
 
     /// File with the token of the caller.
-    #[arg(long, env = "LINKIS_RM_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "LINKIS_RM_TOKEN_FILE", hide_env_values = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
     /// File with the certificate authorities (PEM) that are trusted at https [default: those of browsers].
-    #[arg(long, env = "LINKIS_RM_CA_CERT", value_name = "FILE")]
+    #[arg(long, global = true, env = "LINKIS_RM_CA_CERT", hide_env_values = true, value_name = "FILE")]
     ca_cert: Option<PathBuf>,
 
     /// File with the certificate (PEM) of the caller.
-    #[arg(long, env = "LINKIS_RM_CLIENT_CERT", value_name = "FILE", requires = "client_key")]
+    #[arg(
+        long,
+        global = true,
+        env = "LINKIS_RM_CLIENT_CERT",
+        hide_env_values = true,
+        value_name = "FILE",
+        requires = "client_key"
+    )]
     client_cert: Option<PathBuf>,
 
     /// File with the key (PEM) of that certificate.
-    #[arg(long, env = "LINKIS_RM_CLIENT_KEY", value_name = "FILE", requires = "client_cert")]
+    #[arg(
+        long,
+        global = true,
+        env = "LINKIS_RM_CLIENT_KEY",
+        hide_env_values = true,
+        value_name = "FILE",
+        requires = "client_cert"
+    )]
     client_key: Option<PathBuf>,
 
     /// Name in the certificate of the service [default: the host of its address].
-    #[arg(long, env = "LINKIS_RM_TLS_SERVER_NAME", value_name = "NAME")]
+    #[arg(long, global = true, env = "LINKIS_RM_TLS_SERVER_NAME", hide_env_values = true, value_name = "NAME")]
     tls_server_name: Option<String>,
 }
 

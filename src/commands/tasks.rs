@@ -1,12 +1,13 @@
-//! `tasks`: background tasks of the service; `instances`: its live instances.
+//! `tasks`: background tasks of the service; `instance`: its live instances.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use rm_client::calls;
 use rm_proto::v1::{Job, ListInstancesRequest, ListInstancesResponse, ListTasksRequest, ServerInstance, TaskStatus};
 
 use super::{
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         Printer,
@@ -24,7 +25,24 @@ pub struct ListTasksCommand {
     watching: PollArguments,
 }
 
-/// Arguments of `instances`.
+/// Verbs of `instance`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum InstanceCommand {
+    /// List the live instances of the service.
+    #[command(after_help = end("instance list", &calls::LIST_INSTANCES))]
+    List(ListInstancesCommand),
+}
+
+impl InstanceCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+        }
+    }
+}
+
+/// Arguments of `instance list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListInstancesCommand {
     #[command(flatten)]

@@ -1,6 +1,6 @@
-//! `tickets`, `ticket`, `release`: live tickets and their forced release.
+//! `ticket`: live tickets and their forced release.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use rm_client::calls;
 use rm_model::resource::Dimension;
@@ -9,6 +9,7 @@ use rm_proto::v1::{self as proto, ForceReleaseRequest, ListTicketsRequest, ListT
 use super::{
     consent::Consent,
     error::{CommandFailure, CommandReply},
+    help::end,
     list::{ListArguments, listed},
     output::{
         Printer,
@@ -20,7 +21,32 @@ use super::{
     values,
 };
 
-/// Arguments of `tickets`.
+/// Verbs of `ticket`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum TicketCommand {
+    /// List live tickets, the oldest first.
+    #[command(after_help = end("ticket list --user alice --state locked", &calls::LIST_TICKETS))]
+    List(ListTicketsCommand),
+    /// Show a live ticket. Exit code 1 if it has ended or never existed; the error states how it ended.
+    #[command(after_help = end("ticket get 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01", &calls::GET_TICKET))]
+    Get(GetTicketCommand),
+    /// End a ticket, whether or not its engine still runs. Exit code 1 if the ticket never existed.
+    #[command(after_help = end("ticket release 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01", &calls::FORCE_RELEASE))]
+    Release(ReleaseCommand),
+}
+
+impl TicketCommand {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self {
+            Self::List(command) => command.run().await,
+            Self::Get(command) => command.run().await,
+            Self::Release(command) => command.run().await,
+        }
+    }
+}
+
+/// Arguments of `ticket list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListTicketsCommand {
     /// Only tickets on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
@@ -43,7 +69,7 @@ pub struct ListTicketsCommand {
     list: ListArguments,
 }
 
-/// Arguments of `ticket`.
+/// Arguments of `ticket get`.
 #[derive(Debug, Clone, Args)]
 pub struct GetTicketCommand {
     /// Id of the ticket.
@@ -54,7 +80,7 @@ pub struct GetTicketCommand {
     watching: PollArguments,
 }
 
-/// Arguments of `release`.
+/// Arguments of `ticket release`.
 #[derive(Debug, Clone, Args)]
 pub struct ReleaseCommand {
     /// Id of the ticket.

@@ -1,4 +1,4 @@
-//! `linkis-rm tokens`: creates, lists and revokes tokens directly in the database.
+//! `linkis-rm token`: creates, lists and revokes tokens directly in the database.
 //!
 //! A new token is printed once and only its hash is stored. Each change records the user and machine of the command in the
 //! history. Never: calls a service, so that the first token needs none. Submodule `listed`: the list of tokens.
@@ -30,6 +30,7 @@ use super::{
     consent::Consent,
     database::{ConnectError, DatabaseConnection},
     error::{self, EXIT_NO, EXIT_NO_ANSWER, EXIT_USAGE},
+    help::examples,
     output::{OutputArguments, text::clean_lines},
 };
 
@@ -38,18 +39,21 @@ mod listed;
 /// Number of random bytes for a token; more than four fifths of 256 bytes are usable.
 const RANDOM_BYTES: usize = 256;
 
-/// Subcommands of `tokens`.
+/// Verbs of `token`.
 #[derive(Debug, Clone, Subcommand)]
-pub enum TokensCommand {
+pub enum TokenCommand {
     /// Create a token and print it once. To replace a token, create another for the same name, then revoke the old one by its id.
+    #[command(after_help = examples(&["token create --name alice --role admin --owner alice"]))]
     Create(Box<CreateTokenCommand>),
     /// List all tokens, without their secrets.
+    #[command(after_help = examples(&["token list"]))]
     List(ListTokensCommand),
     /// Revoke a token, or all tokens of a name, forever. All instances apply it within 5 s.
+    #[command(after_help = examples(&["token revoke --name alice --reason left --yes"]))]
     Revoke(RevokeTokensCommand),
 }
 
-/// Arguments of `tokens create`.
+/// Arguments of `token create`.
 #[derive(Debug, Clone, Args)]
 pub struct CreateTokenCommand {
     #[command(flatten)]
@@ -80,7 +84,7 @@ pub struct CreateTokenCommand {
     lifetime: String,
 }
 
-/// Arguments of `tokens list`.
+/// Arguments of `token list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListTokensCommand {
     #[command(flatten)]
@@ -90,7 +94,7 @@ pub struct ListTokensCommand {
     output: OutputArguments,
 }
 
-/// Arguments of `tokens revoke`.
+/// Arguments of `token revoke`.
 #[derive(Debug, Clone, Args)]
 pub struct RevokeTokensCommand {
     #[command(flatten)]
@@ -121,7 +125,7 @@ enum TokensFailure {
     TooMany,
     #[error("the system returns no random bytes")]
     Random,
-    #[error("the token cannot be written and is lost; revoke it: linkis-rm tokens revoke --id {id}")]
+    #[error("the token cannot be written and is lost; revoke it: linkis-rm token revoke --id {id}")]
     Unwritten { id: Uuid, source: io::Error },
     #[error(transparent)]
     Common(#[from] error::CommandFailure),
@@ -139,7 +143,7 @@ impl From<sqlx::Error> for TokensFailure {
     }
 }
 
-impl TokensCommand {
+impl TokenCommand {
     /// Runs the subcommand, prints its result, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         match self.carry_out().await {

@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::*;
+use super::{
+    command_line::{CommandLine, ProcessTask},
+    *,
+};
 
 fn check(arguments: &[&str]) -> Result<ServiceConfig, ServiceConfigError> {
-    CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve.check()
+    CommandLine::read(std::iter::once(&"linkis-rm").chain(arguments)).unwrap().serve.check()
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn removed_settings_are_refused_with_replacement() {
         ("--standby-url-file", "LINKIS_RM_STANDBY_URL_FILE", "name all hosts of the database in DATABASE_URL"),
     ] {
         for arguments in [&["linkis-rm", flag, "2"][..], &["linkis-rm", "serve", &format!("{flag}=2")]] {
-            let error = StartFailure::of(CommandLine::try_parse_from(arguments).unwrap_err()).to_string();
+            let error = CommandLine::read(arguments).unwrap_err().to_string();
             assert!(
                 error.contains(&format!("{flag} ({variable}): is removed; ")) && error.contains(instead),
                 "{error}"
@@ -98,8 +101,8 @@ fn removed_settings_are_refused_with_replacement() {
     }
     assert_eq!(removed::variables(|_| false).count(), 0);
     assert!(command_line().get_arguments().all(|known| removed::flag(&format!("--{}", known.get_id())).is_none()));
-    let unknown = StartFailure::of(CommandLine::try_parse_from(["linkis-rm", "--comitters"]).unwrap_err());
-    assert!(matches!(unknown, StartFailure::CommandLine(_)));
+    let unknown = CommandLine::read(["linkis-rm", "--comitters"]).unwrap_err();
+    assert!(matches!(unknown, StartFailure::WrongWords(_)));
 }
 
 #[test]
@@ -107,8 +110,8 @@ fn no_setting_shows_a_password() {
     let url = ["--database-url", "postgres://me:hunter2@db.example/rm"];
     let config = check(&url).unwrap();
     assert!(config.options.migrates && !check(&[url[0], url[1], "--no-migrate"]).unwrap().options.migrates);
-    let arguments = CommandLine::parse_from(["linkis-rm", url[0], url[1]]);
-    let command = CommandLine::parse_from(["linkis-rm", "migrate", url[0], url[1]]);
+    let arguments = CommandLine::read(["linkis-rm", url[0], url[1]]).unwrap();
+    let command = CommandLine::read(["linkis-rm", "migrate", url[0], url[1]]).unwrap();
     for shown in [format!("{config:?}"), format!("{arguments:?}"), format!("{command:?}")] {
         assert!(shown.to_lowercase().contains("database") && !shown.contains("hunter2"), "{shown}");
     }
@@ -118,7 +121,7 @@ fn no_setting_shows_a_password() {
 
 #[test]
 fn commands_need_no_settings() {
-    let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
+    let parse = |line: &str| CommandLine::read(line.split(' '));
     for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1", "linkis-rm audit --address rm:1,rm:2"] {
         assert!(parse(line).unwrap().task.is_some(), "{line}");
     }
@@ -132,23 +135,64 @@ fn commands_need_no_settings() {
     assert_eq!(serve.listen, "127.0.0.1:1");
 }
 
+/// Returns all commands that have no verbs, with their words.
+fn leaves(command: &clap::Command, words: &str) -> Vec<(String, clap::Command)> {
+    let verbs = command.get_subcommands().filter(|verb| verb.get_name() != "help");
+    let below: Vec<_> = verbs.flat_map(|verb| leaves(verb, &format!("{words} {}", verb.get_name()))).collect();
+    if below.is_empty() { vec![(words.to_owned(), command.clone())] } else { below }
+}
+
 #[test]
-fn commands_have_help_with_role() {
+fn commands_have_help_with_role_and_example() {
     command_line().debug_assert();
-    let without_service = ["serve", "migrate", "tokens", "health", "completions", "help"];
-    let mut names = 0;
-    for command in command_line().get_subcommands().filter(|c| !without_service.contains(&c.get_name())) {
-        let leaves: Vec<_> = match command.get_subcommands().collect::<Vec<_>>() {
-            none if none.is_empty() => vec![command],
-            some => some,
-        };
-        for leaf in leaves {
-            let needs = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(leaf.get_about().is_some() && needs.starts_with("Needs the role "), "{}", leaf.get_name());
-            names += 1;
-        }
+    let without_service = ["serve", "migrate", "token", "health", "completions"];
+    let leaves = leaves(&command_line(), "linkis-rm");
+    for (words, leaf) in &leaves {
+        let help = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let noun = words.split(' ').nth(1).unwrap();
+        assert!(leaf.get_about().is_some(), "{words}");
+        assert!(without_service.contains(&noun) || help.contains("\nNeeds the role "), "{words}");
+        let example = help.lines().nth(1).unwrap().trim();
+        assert!(example.starts_with(words), "{words}: {example}");
+        let blanks = example.split('"').enumerate();
+        let quoted = blanks.map(|(at, part)| if at % 2 == 1 { part.replace(' ', "_") } else { part.to_owned() });
+        let command_line: String = quoted.collect();
+        let parsed = CommandLine::read(command_line.split(" > ").next().unwrap().split(' '));
+        assert!(parsed.is_ok(), "{example}: {}", parsed.unwrap_err());
     }
-    assert!(names > 20, "{names}");
+    assert!(leaves.len() > 30, "{}", leaves.len());
+}
+
+#[test]
+fn wrong_words_name_the_nearest() {
+    for (line, text) in [
+        ("limits lst", "no command \"limit lst\"; nearest: linkis-rm limit list"),
+        ("tikets", "no command \"tikets\"; nearest: linkis-rm ticket"),
+        ("xyzzy", "no command \"xyzzy\"; linkis-rm --help lists them"),
+        (
+            "em list --state slient",
+            "--state: no \"slient\"; one of healthy, warn, unhealthy, silent, draining; nearest: silent",
+        ),
+        ("em list --stat silent", "no option \"--stat\" of linkis-rm em list; nearest: --state"),
+        ("overview extra", "no argument \"extra\" of linkis-rm overview; linkis-rm overview --help lists them"),
+        ("--listen 127.0.0.1:1 audit", "--listen is a setting of the server; write it after serve, or omit audit"),
+        ("--address rm:1", "--address is for a command; without one, the program serves"),
+        ("--address rm:1 migrate", "--address has no effect on migrate; omit it"),
+        ("demo -o json", "--output has no effect on demo; omit it"),
+    ] {
+        let error = CommandLine::read(std::iter::once("linkis-rm").chain(line.split(' '))).unwrap_err();
+        assert!(matches!(error, StartFailure::WrongWords(_)), "{line}: {error}");
+        assert_eq!(error.to_string(), text, "{line}");
+    }
+}
+
+#[test]
+fn global_options_are_valid_before_and_after_the_command() {
+    for line in ["-a rm:1 em list -o json", "em -a rm:1 list -o json", "-o json em list -a rm:1"] {
+        let parsed = CommandLine::read(std::iter::once("linkis-rm").chain(line.split(' '))).unwrap();
+        let shown = format!("{:?}", parsed.task);
+        assert!(shown.contains("address: \"rm:1\"") && shown.contains("output: Json,"), "{line}: {shown}");
+    }
 }
 
 #[test]
@@ -240,7 +284,7 @@ fn open_access_needs_loopback_or_insecure() {
 #[test]
 fn log_settings_are_parsed_by_name() {
     let text = |arguments: &[&str]| {
-        let arguments = CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve;
+        let arguments = CommandLine::read(std::iter::once(&"linkis-rm").chain(arguments)).unwrap().serve;
         Arguments { rust_log: String::new(), ..arguments }.check().map(|config| config.telemetry.log)
     };
     let (auto, debug) = (text(&[]).unwrap(), text(&["--log-level", "debug", "--log-format", "json"]).unwrap());
@@ -249,7 +293,7 @@ fn log_settings_are_parsed_by_name() {
     let error = text(&["--log-level", "loud", "--log-format", "xml"]).unwrap_err();
     assert!(error.0.len() == 2 && error.to_string().contains("(LINKIS_RM_LOG_LEVEL): \"loud\""), "{error}");
     let by_rust_log = |rust_log: &str| {
-        let arguments = CommandLine::parse_from(["linkis-rm", "--log-level", "warn"]).serve;
+        let arguments = CommandLine::read(["linkis-rm", "--log-level", "warn"]).unwrap().serve;
         Arguments { rust_log: rust_log.to_owned(), ..arguments }.check().map(|config| config.telemetry.log.filter)
     };
     assert_eq!(by_rust_log("linkis_rm=trace").unwrap(), "linkis_rm=trace", "RUST_LOG wins");
@@ -262,7 +306,7 @@ fn database_url_is_unique_and_password_hidden() {
     let file = std::env::temp_dir().join(format!("linkis-rm-url-{}", std::process::id()));
     std::fs::write(&file, format!("{url}\n")).unwrap();
     let path = file.to_str().unwrap();
-    let at_once = CommandLine::parse_from(["linkis-rm", "--database-url", url]);
+    let at_once = CommandLine::read(["linkis-rm", "--database-url", url]).unwrap();
     let shown =
         format!("{at_once:?} {:?} {:?}", check(&["--database-url", url]), check(&["--database-url-file", path]));
     assert!(!shown.contains("hunter2") && shown.matches("db.example:5432 (rm)").count() == 2, "{shown}");
@@ -288,7 +332,8 @@ fn configuration_page_lists_every_setting() {
         names.filter(|name| name.starts_with(sign)).map(str::to_owned).collect()
     };
     let command_line = command_line();
-    let settings = || command_line.get_arguments().filter(|argument| argument.get_env().is_some());
+    let settings =
+        || command_line.get_arguments().filter(|argument| argument.get_env().is_some() && !argument.is_global_set());
     let flags: BTreeSet<String> = settings().filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect();
     let variables: BTreeSet<String> =
         settings().filter_map(|flag| Some(flag.get_env()?.to_string_lossy().into_owned())).collect();

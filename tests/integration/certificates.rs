@@ -424,34 +424,35 @@ async fn commands_over_tls_send_token_or_certificate() {
     };
     let by_words = |words: &[&str]| run(&[words, &["--address", &address, "--ca-cert", &trusted]].concat(), &[]);
     let with = |words: &[&str]| by_words(&[words, &["--tls-server-name", "rm.example"]].concat());
-    assert_eq!(with(&["tickets", "--token-file", &token]).0, Some(0));
-    let (code, error) = with(&["em", "host1:9102", "--client-cert", &cert, "--client-key", &key]);
+    assert_eq!(with(&["ticket", "list", "--token-file", &token]).0, Some(0));
+    let (code, error) = with(&["em", "get", "host1:9102", "--client-cert", &cert, "--client-key", &key]);
     assert!(code == Some(1) && error.contains("host1:9102"), "an EM can read itself: {error}");
-    let (code, error) = with(&["tickets", "--client-cert", &cert, "--client-key", &key]);
+    let (code, error) = with(&["ticket", "list", "--client-cert", &cert, "--client-key", &key]);
     assert!(code == Some(2) && error.contains("needs"), "{error}");
-    let (code, error) = with(&["tickets"]);
+    let (code, error) = with(&["ticket", "list"]);
     assert!(code == Some(2) && error.contains("--token-file"), "{error}");
-    let (code, error) = by_words(&["tickets", "--token-file", &token]);
+    let (code, error) = by_words(&["ticket", "list", "--token-file", &token]);
     assert!(code == Some(2) && error.contains("certificate"), "the certificate has another name: {error}");
-    let (code, error) = with(&["tickets", "--client-cert", &cert]);
+    let (code, error) = with(&["ticket", "list", "--client-cert", &cert]);
     assert!(code == Some(64) && error.contains("--client-key"), "{error}");
 
     let by_variables = |words: &[&str], more: &[(&str, &str)]| {
         let all = [("ADDRESS", address.as_str()), ("CA_CERT", &trusted), ("TLS_SERVER_NAME", "rm.example")];
         run(words, &[&all, more].concat())
     };
-    assert_eq!(by_variables(&["tickets"], &[("TOKEN_FILE", &token)]), (Some(0), String::new()));
-    let (code, error) = by_variables(&["em", "host1:9102"], &[("CLIENT_CERT", &cert), ("CLIENT_KEY", &key)]);
+    assert_eq!(by_variables(&["ticket", "list"], &[("TOKEN_FILE", &token)]), (Some(0), String::new()));
+    let (code, error) = by_variables(&["em", "get", "host1:9102"], &[("CLIENT_CERT", &cert), ("CLIENT_KEY", &key)]);
     assert!(code == Some(1) && error.contains("host1:9102"), "an EM can read itself: {error}");
-    let (code, error) = by_variables(&["tickets"], &[("TOKEN_FILE", &token), ("TLS_SERVER_NAME", "other.example")]);
+    let (code, error) =
+        by_variables(&["ticket", "list"], &[("TOKEN_FILE", &token), ("TLS_SERVER_NAME", "other.example")]);
     assert!(code == Some(2) && error.contains("certificate"), "the certificate has another name: {error}");
-    let (code, error) = by_variables(&["tickets"], &[("TOKEN_FILE", &token), ("CA_CERT", "/nowhere")]);
+    let (code, error) = by_variables(&["ticket", "list"], &[("TOKEN_FILE", &token), ("CA_CERT", "/nowhere")]);
     assert!(code == Some(64) && error.contains("--ca-cert: /nowhere"), "{error}");
 
     // An address without https names the encrypted one.
     let plain = rm.address.strip_prefix("http://").unwrap();
     for address in [plain, &rm.address, &format!("{plain},{plain}/")] {
-        let (code, error) = run(&["ems", "--address", address], &[]);
+        let (code, error) = run(&["em", "list", "--address", address], &[]);
         assert!(code == Some(2) && error.contains(&format!("If it uses TLS: --address https://{plain}")), "{error}");
         assert!(!error.contains("Start one"), "{error}");
     }

@@ -44,10 +44,10 @@ async fn cell_on_citus_serves_two_instances() {
     assert!(lines >= 6, "{lines}");
     // A command writes to the cell, too.
     let token =
-        ["tokens", "create", "--name", "vera", "--role", "viewer", "--owner", "v@example.com", "--lifetime", "1d"];
+        ["token", "create", "--name", "vera", "--role", "viewer", "--owner", "v@example.com", "--lifetime", "1d"];
     assert!(!cell.printed(&token).is_empty());
     assert_eq!(database.count("SELECT count(*) FROM linkis_rm_token WHERE name = 'vera'").await, 1);
-    assert!(cell.printed(&["tokens", "list"]).contains("vera"));
+    assert!(cell.printed(&["token", "list"]).contains("vera"));
     one.stop().await;
     two.stop().await;
 }

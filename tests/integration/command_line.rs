@@ -133,51 +133,60 @@ async fn commands_return_documented_exit_codes() {
     let user = ["--user", "alice"];
     for (words, code, got) in [
         // Tables of rows that the cookbook does not show in full.
-        (&["ems", "--no-headers", "--limit", "1"][..], 0, "host1:9102  unreported  "),
-        (&["tickets", "-o", "wide", "--user", HOSTILE], 0, "mallory\\u{202e}\\u{200b}"),
-        (&["tickets", "-o", "wide"], 0, "ASKED BY"),
+        (&["em", "list", "--no-headers", "--limit", "1"][..], 0, "host1:9102  unreported  "),
+        (&["ticket", "list", "-o", "wide", "--user", HOSTILE], 0, "mallory\\u{202e}\\u{200b}"),
+        (&["ticket", "list", "-o", "wide"], 0, "ASKED BY"),
         // The service replies with an error.
-        (&["ticket", &unknown][..], 1, "there is no ticket"),
-        (&["em", "host9:9102"], 1, "host9:9102"),
-        (&["release", &unknown, "--yes", "--reason", "gone"], 1, "there is no ticket"),
-        (&["resume", "host1:9102"], 1, "host1:9102 was not drained\n"),
-        (&["unhold", user[0], user[1]], 1, "user alice was not held\n"),
-        (&["limits", "delete", "--yes", "--reason", "r", "creator=IDE"], 1, "creator=IDE"),
-        (&["queues", "--provider", "none"], 1, "none"),
+        (&["ticket", "get", &unknown][..], 1, "there is no ticket"),
+        (&["em", "get", "host9:9102"], 1, "host9:9102"),
+        (&["ticket", "release", &unknown, "--yes", "--reason", "gone"], 1, "there is no ticket"),
+        (&["em", "resume", "host1:9102"], 1, "host1:9102 was not drained\n"),
+        (&["hold", "release", user[0], user[1]], 1, "user alice was not held\n"),
+        (&["limit", "delete", "--yes", "--reason", "r", "creator=IDE"], 1, "creator=IDE"),
+        (&["queue", "list", "--provider", "none"], 1, "none"),
         // The command succeeds.
-        (&["drain", "host1:9102", "--reason", "later"], 0, "host1:9102 is drained since TIME by anonymous: later\n"),
-        (&["resume", "host1:9102", "--reason", "now"], 0, "host1:9102 grants again\n"),
-        (&["hold", user[0], user[1], "--for", "5m", "--reason", "look"], 0, "user alice is held until TIME\n"),
-        (&["holds", "--no-headers"], 0, "user alice  TIME  anonymous  look  TIME\n"),
-        (&["unhold", user[0], user[1]], 0, "user alice is not held any more\n"),
-        (&["release", &locked, "--yes", "--reason", "stuck"], 0, "ticket TICKET-2 forced at TIME\n"),
-        (&["ticket", &locked], 1, "ended by an operator"),
-        (&["limits", "delete", "--yes", "--reason", "too strict", "user"], 0, "deleted the limit each user\n"),
+        (
+            &["em", "drain", "host1:9102", "--reason", "later"],
+            0,
+            "host1:9102 is drained since TIME by anonymous: later\n",
+        ),
+        (&["em", "resume", "host1:9102", "--reason", "now"], 0, "host1:9102 grants again\n"),
+        (&["hold", "add", user[0], user[1], "--for", "5m", "--reason", "look"], 0, "user alice is held until TIME\n"),
+        (&["hold", "list", "--no-headers"], 0, "user alice  TIME  anonymous  look  TIME\n"),
+        (&["hold", "release", user[0], user[1]], 0, "user alice is not held any more\n"),
+        (&["ticket", "release", &locked, "--yes", "--reason", "stuck"], 0, "ticket TICKET-2 forced at TIME\n"),
+        (&["ticket", "get", &locked], 1, "ended by an operator"),
+        (&["limit", "delete", "--yes", "--reason", "too strict", "user"], 0, "deleted the limit each user\n"),
         // Wrong usage.
-        (&["release", &used, "--reason", "stuck"], 64, "add --yes"),
-        (&["release", &used, "--yes"], 64, "--reason: is required"),
-        (&["limits", "delete", "user"], 64, "add --yes, and --reason,"),
-        (&["limits", "delete", "user", "--yes"], 64, "--reason: is required"),
+        (&["ticket", "release", &used, "--reason", "stuck"], 64, "add --yes"),
+        (&["ticket", "release", &used, "--yes"], 64, "--reason: is required"),
+        (&["limit", "delete", "user"], 64, "add --yes, and --reason,"),
+        (&["limit", "delete", "user", "--yes"], 64, "--reason: is required"),
         (&["repair", "--reason", "r"], 64, "add --yes to confirm"),
         (&["repair", "--yes"], 64, "--reason: is required"),
-        (&["ticket", "7"], 64, "ticket_id"),
-        (&["em", ""], 64, "EM.instance"),
-        (&["hold", "--for", "1m", "--reason", "r"], 64, "--em"),
-        (&["hold", "--user", "u", "--for", "1h", "--reason", "r"], 64, "10m"),
-        (&["ems", "--limit", "0"], 64, "--limit"),
-        (&["ems", "-o", "yaml"], 64, "jsonl"),
-        (&["ems", "--watch=1ms"], 64, "100ms"),
-        (&["ems", "--listen", "x"], 64, "--listen"),
-        (&["mend"], 64, "mend"),
+        (&["ticket", "get", "7"], 64, "ticket_id"),
+        (&["em", "get", ""], 64, "EM.instance"),
+        (&["hold", "add", "--for", "1m", "--reason", "r"], 64, "--em"),
+        (&["hold", "add", "--user", "u", "--for", "1h", "--reason", "r"], 64, "10m"),
+        (&["em", "list", "--limit", "0"], 64, "--limit"),
+        (&["em", "list", "-o", "yaml"], 64, "jsonl"),
+        (&["em", "list", "--watch=1ms"], 64, "100ms"),
+        (&["em", "list", "--listen", "x"], 64, "--listen"),
+        (&["mend"], 64, "error: no command \"mend\"; linkis-rm --help lists them\n"),
+        (&["limit", "lst"], 64, "nearest: linkis-rm limit list\n"),
+        (&["em", "list", "--state", "slient"], 64, "nearest: silent\n"),
+        // Words of earlier releases.
+        (&["ems", "--no-headers", "--limit", "1"], 0, "host1:9102  unreported  "),
+        (&["--no-headers", "em", "host1:9102"], 0, "EPOCH "),
         (&["--listen", "here"], 64, "HOST:PORT"),
-        (&["ems", "--address", "here"], 64, "--address 127.0.0.1:50051"),
-        (&["ems", "--token-file", "/nowhere"], 64, "--token-file: /nowhere cannot be read"),
-        (&["limits", "diff", "/nowhere"], 64, "FILE: /nowhere"),
+        (&["em", "list", "--address", "here"], 64, "--address 127.0.0.1:50051"),
+        (&["em", "list", "--token-file", "/nowhere"], 64, "--token-file: /nowhere cannot be read"),
+        (&["limit", "diff", "/nowhere"], 64, "FILE: /nowhere"),
         // No service replies.
-        (&["ems", "--address", "127.0.0.1:1"], 2, "No service replies at 127.0.0.1:1"),
+        (&["em", "list", "--address", "127.0.0.1:1"], 2, "No service replies at 127.0.0.1:1"),
         // No call is made.
         (&["--version"], 0, "linkis-rm "),
-        (&["drain", "--help"], 0, "Needs the role operator or admin, or ecm for their own objects.\n"),
+        (&["em", "drain", "--help"], 0, "Needs the role operator or admin, or ecm for their own objects."),
         (&["completions", "bash"], 0, "complete -F _linkis"),
     ] {
         let output = world.output(words, code);
@@ -219,21 +228,21 @@ async fn limits_commands_apply_file_and_page_lists() {
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
     let path = file.to_str().unwrap();
-    let (code, diff, _) = run(&["limits", "diff", path]);
+    let (code, diff, _) = run(&["limit", "diff", path]);
     assert!(diff.starts_with("+ user=user0: instances=0 memory=2.0 GB\n"), "{diff}");
     let summary =
         "- each user: instances=1\n... and 500 more\n1500 would be added, 0 would be changed, 1 would be removed\n";
     assert!(code == Some(1) && diff.ends_with(summary), "{code:?} {diff}");
-    let (code, _, error) = run(&["limits", "apply", path]);
+    let (code, _, error) = run(&["limit", "apply", path]);
     assert!(code == Some(64) && error.contains("add --yes"), "{error}");
-    let (code, applied, _) = run(&["limits", "apply", path, "--yes", "--reason", "as agreed"]);
+    let (code, applied, _) = run(&["limit", "apply", path, "--yes", "--reason", "as agreed"]);
     assert!(code == Some(0) && applied.ends_with("1500 added, 0 changed, 1 removed\n"), "{code:?} {applied}");
-    assert_eq!(run(&["limits", "diff", path]), (Some(0), "the limits are those of the file\n".into(), String::new()));
+    assert_eq!(run(&["limit", "diff", path]), (Some(0), "the limits are those of the file\n".into(), String::new()));
     std::fs::write(&file, file_of_limits(USERS).replace("instances = 7,", "instances = 8,")).unwrap();
-    let (_, diff, _) = run(&["limits", "diff", path]);
+    let (_, diff, _) = run(&["limit", "diff", path]);
     assert!(diff.starts_with("~ user=user7: instances=8 memory=2.0 GB, was instances=7 memory=2.0 GB\n"), "{diff}");
 
-    let listed = |words: &[&str]| run(&[&["limits", "list", "--no-headers"], words].concat()).1;
+    let listed = |words: &[&str]| run(&[&["limit", "list", "--no-headers"], words].concat()).1;
     assert_eq!(listed(&[]).lines().count(), USERS);
     assert_eq!(listed(&["--limit", "1200"]).lines().count(), 1200);
     let schema = schema("LimitService/ListLimits");
@@ -244,7 +253,7 @@ async fn limits_commands_apply_file_and_page_lists() {
         assert_eq!((limits, has_more), (count, count < USERS));
     }
     // A reader that closes the pipe ends the command without an error.
-    for words in [&["limits", "list", "-o", "json"][..], &["limits", "list", "--watch=100ms"]] {
+    for words in [&["limit", "list", "-o", "json"][..], &["limit", "list", "--watch=100ms"]] {
         let mut command = program(&rm.address, words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(command.stdout.take().unwrap()).lines();
         let read = if words.contains(&"--watch=100ms") { USERS * 2 } else { 3 };
@@ -293,7 +302,7 @@ async fn waiting_command_prints_positions_and_shortfalls() {
 async fn command_with_database_error_hides_the_source_line() {
     let database = Database::fresh().await;
     let url = database.url().replace(database.options.get_database().unwrap(), "nowhere");
-    for words in [&["migrate"][..], &["tokens", "list"]] {
+    for words in [&["migrate"][..], &["token", "list"]] {
         let mut command = Command::new(*PROGRAM);
         command.args(words).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR").stdin(Stdio::null());
         let output = command.output().unwrap();

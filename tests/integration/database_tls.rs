@@ -253,7 +253,7 @@ async fn database_role_without_schema_rights_serves() {
     let arguments = ["--no-migrate", "--history", "1h", "--database-url", &service];
     let process = Process::start(&arguments);
     everything(&process.client).await;
-    let made = program(&["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"], &service);
+    let made = program(&["token", "create", "--name", "a", "--owner", "o", "--role", "admin"], &service);
     assert!(made.status.success(), "{made:?}");
     assert_eq!(process.terminate(), Some(0));
     let got: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_resource_action_record")

@@ -203,7 +203,7 @@ fn shipped_files_name_known_settings() {
         assert!(ended.status.success(), "{}", output_of(&ended));
         output_of(&ended)
     };
-    let helps = [help(&["--help"]), help(&["health", "--help"])].concat();
+    let helps = [help(&["--help"]), help(&["serve", "--help"])].concat();
     let known = variables(&helps);
     assert!(known.len() > 30, "{known:?}");
     for (file, text) in SHIPPED {

@@ -198,7 +198,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     let viewer = token(&database, "vera", &["--role", "viewer", "--user", "bob"]);
     let mut revoke = Command::new(*PROGRAM);
     revoke
-        .args(["tokens", "revoke", "--yes", "--name", "vera", "--reason", "vera is gone"])
+        .args(["token", "revoke", "--yes", "--name", "vera", "--reason", "vera is gone"])
         .env("DATABASE_URL", database.url());
     assert!(revoke.env_remove("LINKIS_RM_DATA_DIR").status().unwrap().success());
     assert_eq!(revoke.status().unwrap().code(), Some(1), "nothing is left to revoke");

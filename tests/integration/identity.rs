@@ -24,10 +24,10 @@ mod user_scope;
 /// Maximum time until instances apply a new or revoked token.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
-/// Runs `linkis-rm tokens` with these arguments on a database.
+/// Runs `linkis-rm token` with these arguments on a database.
 pub fn tokens_command(database: &Database, words: &[&str]) -> Command {
     let mut command = Command::new(*PROGRAM);
-    command.arg("tokens").args(words).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+    command.arg("token").args(words).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command
 }
 
@@ -416,7 +416,7 @@ fn tokens_command_with_invalid_arguments_is_refused() {
         (&["revoke", "--name", ""], "--name"),
     ] {
         let done = Command::new(*PROGRAM)
-            .arg("tokens")
+            .arg("token")
             .args(words)
             .env("DATABASE_URL", "postgres://nowhere.invalid/x")
             .output()
@@ -425,7 +425,7 @@ fn tokens_command_with_invalid_arguments_is_refused() {
         assert!(done.status.code() == Some(64) && error.contains(got), "{words:?}: {error}");
     }
     let done = Command::new(*PROGRAM)
-        .args(["tokens", "list"])
+        .args(["token", "list"])
         .env("DATABASE_URL", "postgres://x:hunter2@127.0.0.1:1/x")
         .output()
         .unwrap();

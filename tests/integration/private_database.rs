@@ -56,7 +56,7 @@ async fn data_dir_of_running_instance_is_refused() {
     assert!(got.contains(data_dir.to_str().unwrap()), "{got}");
     eventually("the first still serves", Duration::from_secs(1), || async { process.client.ems().await.is_ok() }).await;
     // Tokens are made beside it, and when it does not run.
-    let create = ["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"];
+    let create = ["token", "create", "--name", "a", "--owner", "o", "--role", "admin"];
     let token = || {
         let made = Command::new(*PROGRAM).args(create).args(arguments).env_remove("DATABASE_URL").output().unwrap();
         assert!(made.status.success() && made.stdout.starts_with(b"lrm_"), "{made:?}");
@@ -132,9 +132,9 @@ async fn ended(words: &[&str]) -> (Option<i32>, String, String) {
 async fn command_without_database_makes_none() {
     let data_dir = scratch("no-database");
     let folder = data_dir.to_str().unwrap();
-    let create = ["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin", "--data-dir", folder];
-    let revoke = ["tokens", "revoke", "--yes", "--name", "a", "--reason", "r", "--data-dir", folder];
-    for words in [&create[..], &["tokens", "list", "--data-dir", folder], &revoke, &["migrate", "--data-dir", folder]] {
+    let create = ["token", "create", "--name", "a", "--owner", "o", "--role", "admin", "--data-dir", folder];
+    let revoke = ["token", "revoke", "--yes", "--name", "a", "--reason", "r", "--data-dir", folder];
+    for words in [&create[..], &["token", "list", "--data-dir", folder], &revoke, &["migrate", "--data-dir", folder]] {
         for is_there in [false, true] {
             if is_there {
                 fs::create_dir_all(&data_dir).unwrap();
@@ -156,7 +156,7 @@ async fn command_without_database_makes_none() {
 async fn command_names_its_database_and_instances() {
     let data_dir = scratch("named-database");
     let folder = data_dir.to_str().unwrap();
-    let create = |user| ["tokens", "create", "--name", user, "--owner", "o", "--role", "admin", "--data-dir", folder];
+    let create = |user| ["token", "create", "--name", user, "--owner", "o", "--role", "admin", "--data-dir", folder];
     let process = Process::start(&["--data-dir", folder]);
     let announced = || async {
         let (code, out, error) = ended(&create("a")).await;
@@ -199,11 +199,11 @@ async fn command_line_error_shows_no_password() {
         &["--database-url", url],
         &["--database-url", "postgres://u:Kw7x#Qz9v,Lm3t@h/db"],
         &["--lock-ttl", url, "--history", url],
-        &["tokens", "list", url],
-        &["tokens", "list", "--database-url", url],
+        &["token", "list", url],
+        &["token", "list", "--database-url", url],
         &["health", "--address", url],
-        &["ems", "--address", url],
-        &["ems", "--output", url],
+        &["em", "list", "--address", url],
+        &["em", "list", "--output", url],
     ] {
         let (code, out, error) = ended(words).await;
         assert!(code.is_some_and(|code| code != 0) && !error.is_empty(), "{words:?}: {code:?} {error}");

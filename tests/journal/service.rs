@@ -279,10 +279,10 @@ pub fn create_tokens(program: &Path, postgres: &Postgres, database: &str, tokens
     if !tokens.is_empty() {
         run(&["migrate"]);
     }
-    let create = |token: &String| run(&[&["tokens", "create"], &token.split(' ').collect::<Vec<_>>()[..]].concat());
+    let create = |token: &String| run(&[&["token", "create"], &token.split(' ').collect::<Vec<_>>()[..]].concat());
     let secrets = tokens.iter().map(create).collect();
     if tokens.iter().any(|token| token.starts_with("--name revoked ")) {
-        run(&["tokens", "revoke", "--name", "revoked", "--yes", "--reason", "a test"]);
+        run(&["token", "revoke", "--name", "revoked", "--yes", "--reason", "a test"]);
     }
     secrets
 }

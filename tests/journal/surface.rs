@@ -210,11 +210,14 @@ fn help(program: &Path) -> String {
             let word = if word.starts_with("- ") { word.split(':').next().unwrap_or_default() } else { word };
             let word = word.replace(&name, "linkis-rm");
             match section {
-                "Commands:" if line.starts_with("  ") && !line.starts_with("   ") && word != "help" => {
+                // The program's commands are in groups, those of a noun are not.
+                "Commands:" | "Look:" | "Decide:" | "Outside:" | "Run:"
+                    if line.starts_with("  ") && !line.starts_with("   ") && word != "help" =>
+                {
                     writeln!(text, "    {word}").unwrap();
                     commands.push([&command[..], &[word]].concat());
                 }
-                "Commands:" => {}
+                "Commands:" | "Look:" | "Decide:" | "Outside:" | "Run:" => {}
                 _ if line.starts_with("Usage:") || line.trim_start().starts_with('-') => {
                     writeln!(text, "    {word}").unwrap();
                 }
@@ -250,32 +253,32 @@ fn exit_codes(program: &Path) -> String {
         "nonsense",
         "overview extra",
         "overview --address 127.0.0.1:1",
-        "ems --address 127.0.0.1:1",
+        "em list --address 127.0.0.1:1",
         "em",
-        "em host --address 127.0.0.1:1",
-        "tickets --state nonsense",
+        "em get host --address 127.0.0.1:1",
+        "ticket list --state nonsense",
         "ticket",
-        "ticket 00000000-0000-0000-0000-000000000001 --address 127.0.0.1:1",
+        "ticket get 00000000-0000-0000-0000-000000000001 --address 127.0.0.1:1",
         "usage --by nonsense",
         "history --address nonsense",
-        "limits",
-        "limits nonsense",
-        "limits diff /nonexistent --address 127.0.0.1:1",
-        "limits apply /nonexistent --address 127.0.0.1:1",
-        "drain",
-        "drain host --reason test --address 127.0.0.1:1",
-        "release",
-        "hold",
-        "unhold",
-        "providers --address 127.0.0.1:1",
-        "queues --address 127.0.0.1:1",
+        "limit",
+        "limit nonsense",
+        "limit diff /nonexistent --address 127.0.0.1:1",
+        "limit apply /nonexistent --address 127.0.0.1:1",
+        "em drain",
+        "em drain host --reason test --address 127.0.0.1:1",
+        "ticket release",
+        "hold add",
+        "hold release",
+        "provider list --address 127.0.0.1:1",
+        "queue list --address 127.0.0.1:1",
         "audit --address 127.0.0.1:1",
         "repair --address 127.0.0.1:1",
-        "tokens",
-        "tokens create",
-        "tokens create --name a --role nonsense --owner b --database-url postgres://nobody@127.0.0.1:1/none",
-        "tokens create --name a --role admin --owner b --database-url postgres://nobody@127.0.0.1:1/none",
-        "tokens revoke --database-url postgres://nobody@127.0.0.1:1/none",
+        "token",
+        "token create",
+        "token create --name a --role nonsense --owner b --database-url postgres://nobody@127.0.0.1:1/none",
+        "token create --name a --role admin --owner b --database-url postgres://nobody@127.0.0.1:1/none",
+        "token revoke --database-url postgres://nobody@127.0.0.1:1/none",
         "migrate --database-url nonsense",
         "migrate --database-url postgres://nobody@127.0.0.1:1/none",
         "health --address 127.0.0.1:1",

@@ -38,15 +38,23 @@ pub enum Format {
     Jsonl,
 }
 
-/// Output arguments: format and headers.
+/// Output arguments: format and headers. They are global: valid before and after the command.
 #[derive(Debug, Clone, Args)]
 pub struct OutputArguments {
-    /// Output format.
-    #[arg(short, long, value_enum, default_value = "table", value_name = "FORMAT")]
+    /// table, wide (more columns, complete values), json (the message of the API), or jsonl (a line for each element).
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        default_value = "table",
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
     output: Format,
 
     /// Omit the header line of tables.
-    #[arg(long)]
+    #[arg(long, global = true)]
     no_headers: bool,
 }
 

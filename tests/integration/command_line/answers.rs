@@ -12,42 +12,42 @@ use super::{World, parsed, schema, text, world};
 
 const ANSWERS: &[(&[&str], &str, Option<&str>)] = &[
     (&["overview"], "UsageService/GetOverview", None),
-    (&["instances"], "UsageService/ListInstances", Some("instances")),
+    (&["instance", "list"], "UsageService/ListInstances", Some("instances")),
     (&["tasks"], "UsageService/ListTasks", None),
-    (&["ems"], "UsageService/ListEms", Some("ems")),
-    (&["ems", "--drained", "true", "--label", "a=b"], "UsageService/ListEms", Some("ems")),
-    (&["scopes", "--label", "user=hadoop"], "UsageService/ListScopes", Some("scopes")),
+    (&["em", "list"], "UsageService/ListEms", Some("ems")),
+    (&["em", "list", "--drained", "true", "--label", "a=b"], "UsageService/ListEms", Some("ems")),
+    (&["scope", "list", "--label", "user=hadoop"], "UsageService/ListScopes", Some("scopes")),
     (&["history", "--newest", "--since", "1h", "--action", "drained"], "UsageService/ListActions", Some("actions")),
-    (&["em", "host1:9102"], "UsageService/GetEm", None),
-    (&["scopes"], "UsageService/ListScopes", Some("scopes")),
-    (&["tickets"], "UsageService/ListTickets", Some("tickets")),
-    (&["tickets", "--user", "nobody"], "UsageService/ListTickets", Some("tickets")),
-    (&["ticket", "TICKET-1"], "UsageService/GetTicket", None),
+    (&["em", "get", "host1:9102"], "UsageService/GetEm", None),
+    (&["scope", "list"], "UsageService/ListScopes", Some("scopes")),
+    (&["ticket", "list"], "UsageService/ListTickets", Some("tickets")),
+    (&["ticket", "list", "--user", "nobody"], "UsageService/ListTickets", Some("tickets")),
+    (&["ticket", "get", "TICKET-1"], "UsageService/GetTicket", None),
     (&["waiting"], "UsageService/ListWaiting", Some("waiting")),
     (&["history"], "UsageService/ListActions", Some("actions")),
     (&["history", "--ticket", "TICKET-1", "--limit", "1"], "UsageService/ListActions", Some("actions")),
     (&["refusals", "--since", "1d"], "UsageService/ListRefusals", Some("refusals")),
     (&["usage", "--by", "engine-type", "--hourly"], "UsageService/GetUsage", Some("sums")),
-    (&["limits", "list"], "LimitService/ListLimits", Some("limits")),
-    (&["policies"], "LimitService/ListPolicies", Some("policies")),
-    (&["holds"], "AdminService/ListHolds", Some("holds")),
-    (&["providers"], "ExternalResourceService/ListProviders", Some("providers")),
-    (&["queues"], "ExternalResourceService/ListQueues", Some("queues")),
-    (&["applications"], "ExternalResourceService/ListApplications", Some("applications")),
+    (&["limit", "list"], "LimitService/ListLimits", Some("limits")),
+    (&["policy", "list"], "LimitService/ListPolicies", Some("policies")),
+    (&["hold", "list"], "AdminService/ListHolds", Some("holds")),
+    (&["provider", "list"], "ExternalResourceService/ListProviders", Some("providers")),
+    (&["queue", "list"], "ExternalResourceService/ListQueues", Some("queues")),
+    (&["application", "list"], "ExternalResourceService/ListApplications", Some("applications")),
     (&["audit"], "AdminService/Audit", None),
     (&["repair", "--yes", "--reason", "r"], "AdminService/Repair", None),
-    (&["drain", "host2:9102", "--reason", "new disks"], "AdminService/Drain", None),
+    (&["em", "drain", "host2:9102", "--reason", "new disks"], "AdminService/Drain", None),
 ];
 
 /// Commands that change something, run twice: exit code 0 if they changed it, 1 if there was nothing to change.
 const ACTS: &[(&[&str], &str, [i32; 2])] = &[
-    (&["resume", "host2:9102"], "AdminService/Resume", [0, 1]),
-    (&["hold", "--user", "alice", "--for", "5m", "--reason", "a look"], "AdminService/Hold", [0, 0]),
-    (&["unhold", "--user", "alice"], "AdminService/ReleaseHold", [0, 1]),
-    (&["release", "TICKET-2", "--yes", "--reason", "stuck"], "AdminService/ForceRelease", [0, 0]),
-    (&["limits", "diff", "FILE"], "LimitService/ReplaceLimits", [1, 1]),
-    (&["limits", "apply", "FILE", "--yes", "--reason", "as agreed"], "LimitService/ReplaceLimits", [0, 0]),
-    (&["limits", "delete", "--yes", "--reason", "too strict", "creator=IDE"], "LimitService/DeleteLimit", [0, 1]),
+    (&["em", "resume", "host2:9102"], "AdminService/Resume", [0, 1]),
+    (&["hold", "add", "--user", "alice", "--for", "5m", "--reason", "a look"], "AdminService/Hold", [0, 0]),
+    (&["hold", "release", "--user", "alice"], "AdminService/ReleaseHold", [0, 1]),
+    (&["ticket", "release", "TICKET-2", "--yes", "--reason", "stuck"], "AdminService/ForceRelease", [0, 0]),
+    (&["limit", "diff", "FILE"], "LimitService/ReplaceLimits", [1, 1]),
+    (&["limit", "apply", "FILE", "--yes", "--reason", "as agreed"], "LimitService/ReplaceLimits", [0, 0]),
+    (&["limit", "delete", "--yes", "--reason", "too strict", "creator=IDE"], "LimitService/DeleteLimit", [0, 1]),
 ];
 
 impl World {
@@ -98,9 +98,9 @@ async fn commands_print_json_of_the_schema() {
         let listed = document.get_field_by_name(field).unwrap();
         let listed: Vec<_> = listed.as_list().unwrap().iter().map(|item| item.as_message().unwrap().clone()).collect();
         // Rates also differ from moment to moment.
-        let is_same = if words[0] == "instances" { listed.len() == lines.len() } else { listed == lines };
+        let is_same = if words[0] == "instance" { listed.len() == lines.len() } else { listed == lines };
         assert!(is_same, "{words:?}: {listed:?} {lines:?}");
-        let is_nothing = |word: &String| ["nobody", "a=b", "waiting", "holds"].contains(&word.as_str());
+        let is_nothing = |word: &String| ["nobody", "a=b", "waiting", "hold"].contains(&word.as_str());
         assert_eq!(listed.is_empty(), words.iter().any(is_nothing), "{words:?}");
     }
 
@@ -135,7 +135,7 @@ async fn token_unwritten_is_named_for_revocation() {
     let done = tokens_command(&database, &words).stdout(full).output().unwrap();
     let got = text(&done.stderr);
     assert_eq!(done.status.code(), Some(2), "{got}");
-    let (_, id) = got.split_once("tokens revoke --id ").unwrap_or_else(|| panic!("{got}"));
+    let (_, id) = got.split_once("token revoke --id ").unwrap_or_else(|| panic!("{got}"));
     let id = id.get(..36).unwrap_or_else(|| panic!("{got}"));
     let revoke = ["revoke", "--id", id, "--yes", "--reason", "nobody has it"];
     let done = tokens_command(&database, &revoke).output().unwrap();

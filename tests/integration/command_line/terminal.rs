@@ -100,16 +100,16 @@ async fn terminal_commands_confirm_and_fit_width() {
     assert_eq!(code, Some(0));
 
     let lives = async || lives(&world.rm.client, world.grants[0].ticket_id).await;
-    let (code, seen) = typed_at(address, &["release", &id], "n\n");
+    let (code, seen) = typed_at(address, &["ticket", "release", &id], "n\n");
     assert!(code == Some(1) && seen.contains("[y/N]") && !seen.contains("Why?"), "{seen}");
-    let (code, seen) = typed_at(address, &["limits", "delete", "user"], "y\n\n");
+    let (code, seen) = typed_at(address, &["limit", "delete", "user"], "y\n\n");
     assert!(code == Some(64) && seen.contains("Why? ") && seen.contains("--reason: is required"), "{seen}");
     assert!(lives().await);
-    let (code, seen) = typed_at(address, &["tickets"], "");
+    let (code, seen) = typed_at(address, &["ticket", "list"], "");
     assert!(code == Some(0) && seen.lines().count() == 3 && seen.contains("TICKET"), "{seen}");
     assert!(seen.lines().all(|line| line.trim_end().chars().count() <= 80), "{seen}");
     assert!(seen.contains(&id), "ids are whole: {seen}");
-    let (code, seen) = typed_at(address, &["release", &id], "y\nits engine hangs\n");
+    let (code, seen) = typed_at(address, &["ticket", "release", &id], "y\nits engine hangs\n");
     assert!(code == Some(0) && seen.contains("Why? ") && seen.contains(&format!("ticket {id} forced at")), "{seen}");
     assert!(!lives().await);
 }
@@ -122,7 +122,7 @@ async fn terminal_limits_change_detects_concurrent_change() {
     let folder = Folder::new("command-line-meanwhile");
     folder.write("limits.toml", "[[limit]]\neach = [\"creator\"]\nmax = { instances = 7 }\n");
     let file = folder.0.join("limits.toml");
-    let (apply, delete) = (["limits", "apply", file.to_str().unwrap()], ["limits", "delete", "user"]);
+    let (apply, delete) = (["limit", "apply", file.to_str().unwrap()], ["limit", "delete", "user"]);
     for (words, got, instances) in [(&apply[..], "meanwhile", 3), (&delete[..], "anonymous", 4)] {
         let mut typed = Typed::start(program(&rm.address, words));
         typed.until("[y/N]");
@@ -175,7 +175,7 @@ async fn terminal_limits_apply_waits_for_counting() {
     let key = LockKey::Em(em("host1"));
     let held = NewHold { key: key.clone(), duration: Duration::from_secs(600), reason: name("a look") };
     rm.client.hold(&held).await.unwrap();
-    let words = ["limits", "apply", file.to_str().unwrap(), "--yes", "--reason", "as agreed"];
+    let words = ["limit", "apply", file.to_str().unwrap(), "--yes", "--reason", "as agreed"];
     let mut apply = Typed::start(program(&rm.address, &words));
     apply.until("changing the limits, and counting tickets for them, 1 EM left \u{2026} ");
     let replied = r#"grpc_server_handled_total{grpc_type="unary",grpc_service="linkis.rm.v1.LimitService",grpc_method="ReplaceLimits",grpc_code="OK"}"#;
@@ -185,6 +185,6 @@ async fn terminal_limits_apply_waits_for_counting() {
     let (code, seen) = apply.end();
     assert!(seen.contains("1 added, 0 changed, 0 removed") && !seen.contains("still being counted"), "{seen:?}");
     assert_eq!(code, Some(0));
-    let listed = text(&program(&rm.address, &["limits", "list"]).output().unwrap().stdout);
+    let listed = text(&program(&rm.address, &["limit", "list"]).output().unwrap().stdout);
     assert!(listed.contains("  in force  "), "{listed}");
 }

@@ -213,7 +213,7 @@ fn create_token(url: &str) -> (String, String) {
 /// Runs `tokens`. Returns its output and its errors.
 fn tokens(url: &str, words: &[String]) -> (String, String) {
     let mut command = Command::new(*PROGRAM);
-    command.arg("tokens").args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR");
+    command.arg("token").args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR");
     let done = command.output().unwrap();
     let [out, got] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
     assert!(done.status.success(), "{words:?}: {got}");

@@ -376,7 +376,7 @@ async fn counters_of_others_are_hidden_from_bound_callers() {
 
 /// The arguments of a documented `tokens` command.
 fn token_commands(document: &str) -> Vec<Vec<String>> {
-    let typed = document.split("linkis-rm tokens create ").skip(1).filter_map(|rest| rest.split(['\n', '`']).next());
+    let typed = document.split("linkis-rm token create ").skip(1).filter_map(|rest| rest.split(['\n', '`']).next());
     typed.map(|line| line.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()).collect()
 }
 

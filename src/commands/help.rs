@@ -1,11 +1,22 @@
-//! Roles in help texts, from the table of calls that the edge authorizes by, so that both cannot differ.
+//! Ends of help texts: an example, and the roles from the table of calls that the edge authorizes by.
 
 use rm_client::ApiCall;
 use rm_edge::access::{AccessTable, RequiredIdentity};
 use rm_model::access::{Permission, Role};
 
-/// Returns the sentence about roles at the end of a command's help.
-pub fn needs<Q, A>(call: &ApiCall<Q, A>) -> String {
+/// Returns the end of a command's help: an example without the program's name, and the roles for its call.
+pub fn end<Q, A>(example: &str, call: &ApiCall<Q, A>) -> String {
+    format!("{}\n\n{} Global options: linkis-rm --help", examples(&[example]), needs(call))
+}
+
+/// Returns the examples of a help text, without the program's name.
+pub fn examples(lines: &[&str]) -> String {
+    let lines: Vec<String> = lines.iter().map(|line| format!("  linkis-rm {line}")).collect();
+    format!("{}\n{}", if lines.len() > 1 { "Examples:" } else { "Example:" }, lines.join("\n"))
+}
+
+/// Returns the sentence about the roles for a call.
+fn needs<Q, A>(call: &ApiCall<Q, A>) -> String {
     needs_by(call.path())
 }
 
