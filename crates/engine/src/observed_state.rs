@@ -199,7 +199,7 @@ impl ObservedState {
     }
 
     /// Removes an EM that is not registered any more.
-    pub fn forget(&mut self, em: &EmInstance) {
+    pub fn evict(&mut self, em: &EmInstance) {
         self.state.ems.remove(em);
     }
 

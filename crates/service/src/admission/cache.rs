@@ -95,9 +95,9 @@ impl StateCache {
     }
 
     /// Evicts an EM that is not registered any more.
-    pub(super) fn forget(&self, em: &EmInstance) {
+    pub(super) fn evict(&self, em: &EmInstance) {
         lock(&self.changes).note_ems(&[], std::slice::from_ref(em));
-        lock(&self.observed).forget(em);
+        lock(&self.observed).evict(em);
     }
 
     /// Runs a placement on the cluster view, with the last known policies.

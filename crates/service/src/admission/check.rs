@@ -82,7 +82,7 @@ pub(super) async fn run(
                 limits = state.limits.clone();
                 let answer = |look: CheckTask| {
                     if !state.ems.contains_key(&look.request.em) {
-                        seen.forget(&look.request.em);
+                        seen.evict(&look.request.em);
                     }
                     if let Some(room) = look.room {
                         // A caller that is gone needs no reply.
