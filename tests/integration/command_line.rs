@@ -197,7 +197,7 @@ async fn commands_return_documented_exit_codes() {
         let names: Vec<_> = lines.lines().filter_map(|line| line.split_whitespace().next()).collect();
         names.join(" ")
             == "announcing audit cluster em_goes expiry fullest history_indexes holds label_sets lease pruning refusals \
-                retention silence tokens usage"
+                retention silence tokens usage user_sums"
     };
     eventually("all tasks are listed", LONG, tasks).await;
     let left = world.rm.client.tickets(None).await.unwrap();
