@@ -116,7 +116,7 @@ async fn list_ems_filters_by_state_and_labels() {
         }
         assert_eq!(ems(&mut usage, filter.clone()).await, found, "{filter:?}");
     }
-    // The silent EM, the unhealthy one, the one that has not reported, the drained one.
+    // Urgent are, in this order: the silent EM, the unhealthy EM, the EM without a report, and the drained EM.
     for (order, found) in [(proto::EmOrder::Fullest, "d a b c e"), (proto::EmOrder::Urgent, "a b d e c")] {
         let call = proto::ListEmsRequest { order: order.into(), ..all.clone() };
         assert_eq!(ems(&mut usage, call.clone()).await, found, "{order:?}");

@@ -152,10 +152,10 @@ impl OperationPermits {
     /// Acquires a permit; `None` if none is available. Requests leave half of the permits to operations that free resources.
     pub fn take(&self, operation: &Operation) -> Option<OperationPermit> {
         let most = if operation.request().is_some() { REQUESTS_MAX } else { WAITING_MAX };
-        let place = OperationPermit(self.0.clone());
+        let permit = OperationPermit(self.0.clone());
         // Increments before comparing, so that two concurrent calls cannot both take the last permit. Dropping the permit
         // decrements.
-        (place.0.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+        (permit.0.fetch_add(1, Ordering::Relaxed) < most).then_some(permit)
     }
 }
 

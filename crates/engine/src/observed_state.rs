@@ -264,7 +264,7 @@ fn store<K: Clone + Eq + Hash, V>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{collections::BTreeMap, ops::Range};
 
     use rm_model::{name::Labels, resource::Resource, scope::Scope};
@@ -272,13 +272,13 @@ mod tests {
     use super::*;
 
     /// Number of EMs and scopes of one commit.
-    const COMMIT: usize = 1000;
+    pub(crate) const COMMIT: usize = 1000;
 
-    fn commits(most: usize) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn commits(most: usize) -> impl Iterator<Item = Range<usize>> {
         (0..most + 3 * COMMIT).step_by(COMMIT).map(|begin| begin..begin + COMMIT)
     }
 
-    fn instance(number: usize) -> EmInstance {
+    pub(crate) fn instance(number: usize) -> EmInstance {
         EmInstance::parse("em", "ecm", &format!("host{number}")).unwrap()
     }
 

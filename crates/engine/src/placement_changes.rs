@@ -106,21 +106,10 @@ impl TakenChanges {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use rm_model::report::Health;
 
     use super::*;
-
-    const COMMIT: usize = 1000;
-
-    fn commits(most: usize) -> impl Iterator<Item = Range<usize>> {
-        (0..most + 3 * COMMIT).step_by(COMMIT).map(|begin| begin..begin + COMMIT)
-    }
-
-    fn instance(number: usize) -> EmInstance {
-        EmInstance::parse("em", "ecm", &format!("host{number}")).unwrap()
-    }
+    use crate::observed_state::tests::{COMMIT, commits, instance};
 
     #[test]
     fn placement_changes_without_placement_drops_changes() {

@@ -9,7 +9,8 @@
 //! - [`scope`], [`limit`], [`limit_mode`], [`cap`], [`policy`]: counters, limits and where they apply;
 //! - [`provider`], [`queue`], [`external`]: external clusters, their queues and the capacity of these;
 //! - [`refusal`], [`refusal_sum`]: refusals in Linkis's words, and their statistics; [`scope_kind`]: kinds of scopes;
-//! - [`usage_sum`]: use over time; [`user_sum`]: use of live tickets by user; [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
+//! - [`usage_sum`]: use over time; [`user_sum`]: use of live tickets by user;
+//! - [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
 //! - [`wait_queue`]: wait queues; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
 //! - [`action`], [`recorded_state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
 //! - [`overview`]: cluster totals; [`em_order`]: orders of EMs; [`timestamp`]: times as text;

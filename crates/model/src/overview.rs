@@ -64,7 +64,7 @@ impl EmState {
         }
     }
 
-    /// Returns how much the EM needs a person: an unplanned state is more urgent than one that a call has caused.
+    /// Returns the urgency for an operator: an unplanned state is more urgent than a state after a call.
     pub const fn urgency(self) -> u8 {
         match self {
             Self::Silent => 6,

@@ -275,17 +275,13 @@ impl<E> QueuedRequest<E> {
                 shared.mark_removed();
                 self.enter(shared)
             }
-            Err(Failure::Rejected(rejection)) if rejection.is_of_em() => match attempt {
-                // Another EM cannot be used any more. The entry stays where it is.
-                QueueAttempt::Candidate { wake, em, mut checked } if em != self.home.em => {
-                    shared.release_assumption(&em);
-                    checked.push(em);
-                    self.check_candidate(wake, checked, shared)
+            Err(Failure::Rejected(rejection)) if rejection.is_of_em() => match &attempt {
+                // An EM other than that of the entry cannot be used any more.
+                QueueAttempt::Candidate { em, .. } if *em != self.home.em => {
+                    shared.release_assumption(em);
+                    self.stayed_queued(attempt, shared)
                 }
-                QueueAttempt::Other { em, mut search } if em != self.home.em => {
-                    search.checked.push(em);
-                    self.check_other(search, shared)
-                }
+                QueueAttempt::Other { em, .. } if *em != self.home.em => self.stayed_queued(attempt, shared),
                 _ => self.leave(LeaveReason::Rejected(rejection), shared),
             },
             // A queued request survives a short outage.
