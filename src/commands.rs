@@ -30,6 +30,7 @@ mod holds;
 mod limits;
 mod list;
 pub mod migrate;
+mod named;
 mod output;
 mod overview;
 mod policies;

@@ -5,14 +5,15 @@ use std::fmt::Write as _;
 use clap::Args;
 
 use rm_client::calls;
-use rm_proto::v1::{AuditRequest, AuditResponse, Difference, EmInstance, RepairRequest, RepairResponse};
+use rm_proto::v1::{AuditRequest, AuditResponse, Difference, RepairRequest, RepairResponse};
 
 use super::{
     consent::Consent,
     error::{CommandFailure, CommandReply},
+    named::{EmName, find_em},
     output::{
         Printer,
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
     },
     service::TIMEOUT_LONG,
     service_arguments::ServiceArguments,
@@ -29,9 +30,9 @@ pub struct AuditCommand {
 /// Arguments of `repair`.
 #[derive(Debug, Clone, Args)]
 pub struct RepairCommand {
-    /// Only the counters of this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = values::em, conflicts_with = "scope")]
-    em: Option<EmInstance>,
+    /// Only the counters of this EM: APPLICATION/INSTANCE, or for a linkis-cg-engineconnmanager its instance, also without its end.
+    #[arg(long, value_parser = EmName::parse, conflicts_with = "scope")]
+    em: Option<EmName>,
 
     /// Only the counters of the scope with exactly these labels, KEY=VALUE. Repeatable.
     #[arg(long, value_name = "LABEL", value_parser = values::label)]
@@ -46,8 +47,8 @@ pub struct RepairCommand {
 
 /// Columns with exact amounts, because a difference of one byte matters.
 const COLUMNS: &[Column] = &[
-    Column::text("WHAT"),
-    Column::text("COUNTER"),
+    Column::name("WHAT").key(),
+    Column::text("COUNTER").key(),
     Column::text("STORED"),
     Column::text("TRUE"),
     Column::text("PROBLEM"),
@@ -77,8 +78,9 @@ impl RepairCommand {
             "This sets every counter to the sum of its tickets and ends tickets on EMs that do not exist. Repair?";
         let one = "This sets these counters to the sums of their tickets. Repair?";
         let is_of_all = self.em.is_none() && self.scope.is_empty();
+        let em = find_em(self.em.as_ref(), &service).await?;
         let reason = self.consent.confirm(if is_of_all { everything } else { one })?;
-        let question = RepairRequest { em: self.em, scope: self.scope.into_iter().collect(), reason };
+        let question = RepairRequest { em, scope: self.scope.into_iter().collect(), reason };
         let done = service.make_slowly("repairing", &calls::REPAIR, &question).await?;
         let mut printer = self.arguments.printer();
         if printer.is_json() {
@@ -140,5 +142,5 @@ fn row(difference: &Difference) -> TableRow {
         pairs.join(" ")
     };
     let Difference { what, counter, stored, from_tickets, problem } = difference;
-    vec![what.clone(), counter.clone(), amounts(stored), amounts(from_tickets), problem.clone()]
+    cells![what.clone(), counter.clone(), amounts(stored), amounts(from_tickets), problem.clone()]
 }

@@ -11,9 +11,10 @@ use super::{
     error::{CommandFailure, CommandReply},
     help::end,
     list::{ListArguments, listed},
+    named::EmName,
     output::{
         Printer,
-        table::{Column, TableRow, details},
+        table::{Column, TableRow, cells, details},
         text,
     },
     service::{ServiceClient, TIMEOUT},
@@ -93,32 +94,32 @@ pub struct ListEmsCommand {
 /// Arguments of `em get`.
 #[derive(Debug, Clone, Args)]
 pub struct GetEmCommand {
-    /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(value_parser = values::em)]
-    em: proto::EmInstance,
+    /// The EM: APPLICATION/INSTANCE, or for a linkis-cg-engineconnmanager its instance, also without its end.
+    #[arg(value_parser = EmName::parse)]
+    em: EmName,
 
     #[command(flatten)]
     watching: PollArguments,
 }
 
 const COLUMNS: &[Column] = &[
-    Column::text("EM"),
-    Column::text("STATE"),
-    Column::number("FULL"),
-    Column::number("MEMORY"),
-    Column::number("CORES"),
+    Column::em("EM").key(),
+    Column::text("STATE").key(),
+    Column::number("FULL").key(),
+    Column::number("CORES").key(),
+    Column::number("MEMORY").key(),
     Column::number("INSTANCES"),
+    Column::number("REPORTED"),
     Column::text("OTHER"),
+    Column::text("LOAD").wide(),
+    Column::text("LABELS").wide(),
     Column::text("USED").wide(),
     Column::text("LOCKED").wide(),
     Column::text("PROTECTED").wide(),
     Column::text("LEFT").wide(),
-    Column::text("LOAD").wide(),
-    Column::text("LABELS").wide(),
     Column::text("RESERVED FOR").wide(),
     Column::number("EPOCH").wide(),
-    Column::text("REGISTERED").wide(),
-    Column::text("LAST REPORT").wide(),
+    Column::number("REGISTERED").wide(),
     Column::text("DRAINED").wide(),
 ];
 
@@ -150,8 +151,8 @@ impl ListEmsCommand {
 impl GetEmCommand {
     /// Shows the EM.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let question = proto::GetEmRequest { em: Some(self.em.clone()) };
         let show = async |service: &ServiceClient, printer: &mut Printer| {
+            let question = proto::GetEmRequest { em: Some(self.em.find(service).await?) };
             let answer = service.make(&calls::GET_EM, &question).await?;
             let text = || details(COLUMNS, &row(&answer.em.clone().unwrap_or_default()));
             printer.answer(&calls::GET_EM, &answer, text)
@@ -232,7 +233,7 @@ fn row(em: &EmResource) -> TableRow {
     let shares = shares(em);
     let shown = |share: &DimensionUse| {
         let amount = |amount| text::amount(&share.dimension, amount);
-        format!("{}/{}", amount(share.held()), amount(share.max))
+        text::amount_of(&amount(share.held()), &amount(share.max))
     };
     let of = |wanted: &Dimension| {
         shares.iter().find(|share| share.dimension == *wanted).map_or_else(|| text::NOTHING.to_owned(), shown)
@@ -248,24 +249,24 @@ fn row(em: &EmResource) -> TableRow {
         .drain
         .as_ref()
         .map(|drain| format!("{} by {}: {}", text::time(drain.drain_time.as_ref()), drain.drained_by, drain.reason));
-    vec![
+    cells![
         text::em(em.em.as_ref()),
         state(em),
         fullest.map_or_else(|| text::NOTHING.to_owned(), |fullest| format!("{fullest}%")),
-        of(&Memory),
         of(&Cores),
+        of(&Memory),
         of(&Instances),
+        em.last_report_time.as_ref(),
         text::or_nothing(&others.join(" ")),
+        text::or_nothing(&load.unwrap_or_default()),
+        text::labels(&em.labels),
         text::resource(em.used.as_ref()),
         text::resource(em.locked.as_ref()),
         text::resource(em.protected_resource.as_ref()),
         text::resource(em.left.as_ref()),
-        text::or_nothing(&load.unwrap_or_default()),
-        text::labels(&em.labels),
         text::labels(&em.reserved_labels),
         em.epoch.to_string(),
-        text::time(em.register_time.as_ref()),
-        text::time(em.last_report_time.as_ref()),
+        em.register_time.as_ref(),
         text::or_nothing(&drain.unwrap_or_default()),
     ]
 }

@@ -14,11 +14,11 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
 };
-use rm_model::{external::YARN, resource::format_size};
+use rm_model::external::YARN;
 
 /// Verbs of `provider`.
 #[derive(Debug, Clone, Subcommand)]
@@ -117,18 +117,18 @@ pub struct ListApplicationsCommand {
 }
 
 const PROVIDER_COLUMNS: &[Column] = &[
-    Column::text("NAME"),
-    Column::text("TYPE"),
+    Column::name("NAME").key(),
+    Column::text("TYPE").key(),
     Column::text("LABELS"),
     Column::text("UPDATED BY"),
-    Column::text("UPDATED"),
+    Column::number("UPDATED"),
     Column::text("CONFIG").wide(),
 ];
 
 const QUEUE_COLUMNS: &[Column] = &[
-    Column::text("QUEUE"),
-    Column::text("STATE"),
-    Column::number("FULL"),
+    Column::name("QUEUE").key(),
+    Column::text("STATE").key(),
+    Column::number("FULL").key(),
     Column::number("MEMORY"),
     Column::number("CORES"),
     Column::number("MEMORY LEFT"),
@@ -139,13 +139,13 @@ const QUEUE_COLUMNS: &[Column] = &[
 ];
 
 const APPLICATION_COLUMNS: &[Column] = &[
-    Column::id("APPLICATION"),
-    Column::text("USER"),
-    Column::text("QUEUE"),
-    Column::text("STATE"),
+    Column::text("APPLICATION").key(),
+    Column::name("USER").key(),
+    Column::name("QUEUE").key(),
+    Column::text("STATE").key(),
     Column::number("MEMORY"),
     Column::number("CORES"),
-    Column::text("STARTED"),
+    Column::number("STARTED"),
     Column::text("NAME"),
 ];
 
@@ -190,12 +190,12 @@ impl ListApplicationsCommand {
 }
 
 fn provider_row(provider: &Provider) -> TableRow {
-    vec![
-        provider.name.clone(),
+    cells![
+        text::name(&provider.name),
         provider.resource_type.clone(),
         text::labels(&provider.labels),
         provider.updated_by.clone(),
-        text::time(provider.update_time.as_ref()),
+        provider.update_time.as_ref(),
         provider.config.clone(),
     ]
 }
@@ -217,13 +217,13 @@ fn queue_row(queue: &Queue) -> TableRow {
     let nothing = || text::NOTHING.to_owned();
     let others: Vec<String> =
         queue.custom.iter().map(|(name, amounts)| format!("{name}={}/{}", amounts.used, amounts.max)).collect();
-    vec![
-        queue.path.clone(),
+    cells![
+        text::name(&queue.path),
         state.to_owned(),
         full.map_or_else(nothing, |full| format!("{full}%")),
-        format!("{}/{}", format_size(used.memory), format_size(max.memory)),
+        text::amount_of(&text::size(used.memory), &text::size(max.memory)),
         format!("{}/{}{unit}", of_cores(used), of_cores(max)),
-        format_size(left.memory),
+        text::size(left.memory),
         format!("{}{unit}", of_cores(left)),
         queue.running_applications.map_or_else(nothing, |count| count.to_string()),
         queue.pending_applications.map_or_else(nothing, |count| count.to_string()),
@@ -233,14 +233,14 @@ fn queue_row(queue: &Queue) -> TableRow {
 
 fn application_row(application: &Application) -> TableRow {
     let allocated = application.allocated.unwrap_or_default();
-    vec![
+    cells![
         application.application_id.clone(),
-        application.user.clone(),
-        application.queue.clone(),
+        text::name(&application.user),
+        text::name(&application.queue),
         application.state.clone(),
-        format_size(allocated.memory),
+        text::size(allocated.memory),
         allocated.cores.to_string(),
-        text::time(application.start_time.as_ref()),
+        application.start_time.as_ref(),
         application.name.clone(),
     ]
 }

@@ -6,15 +6,16 @@ use clap::{Args, Subcommand};
 
 use crate::config::parse_duration;
 use rm_client::calls;
-use rm_proto::v1::{self as proto, HoldRequest, ListHoldsRequest, ListHoldsResponse, ReleaseHoldRequest, ResourceHold};
+use rm_proto::v1::{EmInstance, HoldRequest, ListHoldsRequest, ListHoldsResponse, ReleaseHoldRequest, ResourceHold};
 
 use super::{
     consent,
     error::{CommandFailure, CommandReply},
     help::end,
     list::{ListArguments, listed},
+    named::{EmName, find_em},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     service::TIMEOUT,
@@ -51,22 +52,18 @@ impl HoldCommand {
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
 pub struct HoldTarget {
-    /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = values::em)]
-    em: Option<proto::EmInstance>,
+    /// The EM: APPLICATION/INSTANCE, or for a linkis-cg-engineconnmanager its instance, also without its end.
+    #[arg(long, value_parser = EmName::parse)]
+    em: Option<EmName>,
 
     /// The user, on all EMs.
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     user: Option<String>,
 }
 
-impl HoldTarget {
-    fn text(&self) -> String {
-        match (&self.em, &self.user) {
-            (_, Some(user)) => format!("user {user}"),
-            (em, None) => text::em(em.as_ref()),
-        }
-    }
+/// Returns the EM or the user of a hold, for display.
+fn target(em: Option<&EmInstance>, user: &str) -> String {
+    if em.is_some() { text::em(em) } else { format!("user {}", text::name(user)) }
 }
 
 /// Arguments of `hold add`.
@@ -108,8 +105,13 @@ fn length(text: &str) -> Result<Duration, String> {
     parse_duration("--for", text, "1ms", "10m")
 }
 
-const COLUMNS: &[Column] =
-    &[Column::text("WHAT"), Column::text("UNTIL"), Column::text("BY"), Column::text("REASON"), Column::text("SINCE")];
+const COLUMNS: &[Column] = &[
+    Column::name("WHAT").key(),
+    Column::number("UNTIL").key(),
+    Column::name("BY"),
+    Column::text("REASON"),
+    Column::number("SINCE"),
+];
 
 listed!(whole LIST_HOLDS: ListHoldsRequest => ListHoldsResponse, holds: ResourceHold, COLUMNS, |hold| vec![row(hold)]);
 
@@ -126,12 +128,12 @@ impl AddHoldCommand {
         let service = self.arguments.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let duration = prost_types::Duration::try_from(self.duration).ok();
-        let HoldTarget { em, user } = self.which.clone();
-        let question = HoldRequest { em, user: user.unwrap_or_default(), duration, reason };
+        let (em, user) = (find_em(self.which.em.as_ref(), &service).await?, self.which.user.unwrap_or_default());
+        let question = HoldRequest { em: em.clone(), user: user.clone(), duration, reason };
         let answer = service.make_slowly("waiting for transactions in progress", &calls::HOLD, &question).await?;
         let held = || {
             let hold = answer.hold.clone().unwrap_or_default();
-            format!("{} is held until {}\n", self.which.text(), text::time(hold.hold_until.as_ref()))
+            format!("{} is held until {}\n", target(em.as_ref(), &user), text::time(hold.hold_until.as_ref()))
         };
         self.arguments.printer().answer(&calls::HOLD, &answer, held)?;
         Ok(CommandReply::Yes)
@@ -142,24 +144,23 @@ impl ReleaseHoldCommand {
     /// Ends the hold.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.arguments.service(TIMEOUT)?;
-        let HoldTarget { em, user } = self.which.clone();
-        let question = ReleaseHoldRequest { em, user: user.unwrap_or_default() };
+        let (em, user) = (find_em(self.which.em.as_ref(), &service).await?, self.which.user.unwrap_or_default());
+        let question = ReleaseHoldRequest { em: em.clone(), user: user.clone() };
         let answer = service.make(&calls::RELEASE_HOLD, &question).await?;
         let done = if answer.was_held { "is not held any more" } else { "was not held" };
-        let text = || format!("{} {done}\n", self.which.text());
+        let text = || format!("{} {done}\n", target(em.as_ref(), &user));
         self.arguments.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
         Ok(CommandReply::yes_if(answer.was_held))
     }
 }
 
 fn row(hold: &ResourceHold) -> TableRow {
-    let what = if hold.em.is_some() { text::em(hold.em.as_ref()) } else { format!("user {}", hold.user) };
     let by = if hold.held_by.is_empty() { "hand, in linkis_resource_lock" } else { &hold.held_by };
-    vec![
-        what,
-        text::time(hold.hold_until.as_ref()),
-        by.to_owned(),
+    cells![
+        target(hold.em.as_ref(), &hold.user),
+        hold.hold_until.as_ref(),
+        by,
         text::or_nothing(&hold.reason),
-        text::time(hold.hold_time.as_ref()),
+        hold.hold_time.as_ref(),
     ]
 }

@@ -23,7 +23,7 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     scopes,
@@ -98,12 +98,12 @@ pub struct DeleteLimitCommand {
 const PAGE: i32 = 1000;
 
 const COLUMNS: &[Column] = &[
-    Column::text("LIMIT"),
-    Column::text("MAX"),
-    Column::text("MODE"),
+    Column::name("LIMIT").key(),
+    Column::text("MAX").key(),
+    Column::text("MODE").key(),
     Column::text("STATE"),
-    Column::text("UPDATED BY"),
-    Column::text("UPDATED"),
+    Column::number("SET"),
+    Column::name("BY"),
     Column::text("ETAG").wide(),
 ];
 
@@ -221,7 +221,15 @@ fn maximum(limit: &Limit) -> String {
 }
 
 fn name(limit: &Limit) -> String {
-    convert::limit::pattern("limit", limit).map_or_else(|_| limit.name.clone(), |pattern| pattern.to_string())
+    let name =
+        convert::limit::pattern("limit", limit).map_or_else(|_| limit.name.clone(), |pattern| pattern.to_string());
+    let is_plain = limit
+        .labels
+        .iter()
+        .flat_map(|(key, value)| [key, value])
+        .chain(&limit.each)
+        .all(|word| text::name(word) == *word);
+    if is_plain { name } else { text::name(&name) }
 }
 
 /// Describes the changes and the scopes above their limits; `would` precedes the participles.
@@ -288,13 +296,13 @@ fn row(limit: &Limit) -> TableRow {
         LimitState::InForce => "in force",
         LimitState::Unspecified => text::NOTHING,
     };
-    vec![
+    cells![
         name(limit),
         text::amounts_by_key(&limit.max),
         scopes::mode(limit).to_owned(),
         state.to_owned(),
-        text::or_nothing(&limit.updated_by),
-        text::time(limit.update_time.as_ref()),
+        limit.update_time.as_ref(),
+        text::name_or_nothing(&limit.updated_by),
         text::or_nothing(&limit.etag),
     ]
 }

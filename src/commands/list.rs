@@ -101,6 +101,14 @@ pub struct ListArguments {
 }
 
 impl ListArguments {
+    /// Returns a client of the service, for calls before the list.
+    ///
+    /// # Errors
+    /// [`CommandFailure::Service`] if the address or a credential is not usable.
+    pub fn service(&self) -> Result<ServiceClient, CommandFailure> {
+        self.watching.arguments().service(TIMEOUT)
+    }
+
     /// Prints the list.
     pub async fn list<Q: ListCall>(&self, question: Q) -> Result<CommandReply, CommandFailure> {
         let round = async |service: &ServiceClient, printer: &mut Printer| {
@@ -122,15 +130,21 @@ async fn list<Q: ListCall>(
 ) -> Result<(), CommandFailure> {
     match printer.format() {
         Format::Table | Format::Wide => {
-            let mut table = printer.table(Q::COLUMNS);
-            pages(service, question, printer, limit, |printer, items| {
+            let (mut table, mut count) = (printer.table(Q::COLUMNS), 0);
+            let last = pages(service, question, printer, limit, |printer, items| {
                 let rows: Vec<TableRow> = items.iter().flat_map(Q::rows).collect();
+                count += items.len();
                 printer.print(&table.rows(&rows))
             })
             .await?;
             // Prints the headers of an empty list.
             let headers = table.rows(&[]);
-            printer.print(&headers)
+            printer.print(&headers)?;
+            let is_whole = last.is_last;
+            let noun = if Q::FIELD == "ems" { "EMs" } else { Q::FIELD };
+            let more = if is_whole { "" } else { ", and more" };
+            printer.note(&format!("{count} {noun}{more}.{}", table.notes()));
+            Ok(())
         }
         Format::Jsonl => {
             let item = json::items_of(&json::answer_of(&Q::CALL)?, Q::FIELD)?;
@@ -168,20 +182,28 @@ async fn document<Q: ListCall>(
     })
     .await?;
     let mut end = if is_first { head + "]" } else { "\n  ]".to_owned() };
-    for (field, value) in json::fields_beside(&answer, &last, Q::FIELD)? {
+    for (field, value) in json::fields_beside(&answer, &last.reply, Q::FIELD)? {
         end.push_str(&format!(",\n  \"{field}\": {value}"));
     }
     printer.print(&(end + "\n}\n"))
 }
 
-/// Fetches pages up to `limit` elements, until the output is closed. Returns the other fields of the last page.
+/// Last page that was fetched.
+struct LastPage<A> {
+    /// The reply without its elements.
+    reply: A,
+    /// Whether the list ends with it.
+    is_last: bool,
+}
+
+/// Fetches pages up to `limit` elements, until the output is closed. Returns the last page.
 async fn pages<Q: ListCall>(
     service: &ServiceClient,
     mut question: Q,
     printer: &mut Printer,
     limit: u64,
     mut print: impl FnMut(&mut Printer, &[Q::Item]) -> Result<(), CommandFailure>,
-) -> Result<Q::Answer, CommandFailure> {
+) -> Result<LastPage<Q::Answer>, CommandFailure> {
     let (mut left, mut token) = (limit, String::new());
     loop {
         let size = i32::try_from(left.min(PAGE)).unwrap_or(i32::MAX);
@@ -193,7 +215,7 @@ async fn pages<Q: ListCall>(
             print(printer, &items)?;
         }
         if next.is_empty() || left == 0 || printer.is_closed() {
-            return Ok(answer);
+            return Ok(LastPage { reply: answer, is_last: next.is_empty() });
         }
         token = next;
     }

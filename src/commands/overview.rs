@@ -12,7 +12,7 @@ use super::{
     error::{CommandFailure, CommandReply},
     output::{
         Printer,
-        table::{Column, TableRow, TextTable},
+        table::{Column, TableRow, TextTable, cells},
         text,
     },
     scopes,
@@ -28,11 +28,11 @@ pub struct OverviewCommand {
 }
 
 const DIMENSIONS: &[Column] = &[
-    Column::text("DIMENSION"),
-    Column::number("FULL"),
-    Column::number("USED"),
-    Column::number("LOCKED"),
-    Column::number("LEFT"),
+    Column::text("DIMENSION").key(),
+    Column::number("FULL").key(),
+    Column::number("USED").key(),
+    Column::number("LOCKED").key(),
+    Column::number("LEFT").key(),
     Column::number("PROTECTED"),
     Column::number("TOTAL"),
 ];
@@ -135,8 +135,8 @@ fn overview_text(overview: &Message, mut dimensions: TextTable, mut fullest: Tex
 
 fn row(dimension: &str, totals: &DimensionTotals) -> TableRow {
     let shown = |amount| text::amount_by_key(dimension, amount);
-    vec![
-        dimension.to_owned(),
+    cells![
+        dimension,
         fullness(totals).map_or_else(|| text::NOTHING.to_owned(), |full| format!("{full}%")),
         shown(totals.used),
         shown(totals.locked),

@@ -10,7 +10,7 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
 };
@@ -39,8 +39,12 @@ pub struct ListPoliciesCommand {
     list: ListArguments,
 }
 
-const COLUMNS: &[Column] =
-    &[Column::text("KIND OF EM"), Column::text("CHECKS"), Column::text("PLACEMENT"), Column::text("REQUIRED LABELS")];
+const COLUMNS: &[Column] = &[
+    Column::name("KIND OF EM").key(),
+    Column::text("CHECKS"),
+    Column::text("PLACEMENT"),
+    Column::text("REQUIRED LABELS"),
+];
 
 listed!(whole LIST_POLICIES: ListPoliciesRequest => ListPoliciesResponse, policies: Policy, COLUMNS, |policy| vec![row(policy)]);
 
@@ -63,8 +67,8 @@ fn row(policy: &Policy) -> TableRow {
         Placement::Pack => "pack",
         Placement::Spread | Placement::Unspecified => "spread",
     };
-    vec![
-        policy.em_application_name.clone(),
+    cells![
+        text::name(&policy.em_application_name),
         text::or_nothing(&checks.join(",")),
         placement.to_owned(),
         text::list(&policy.required_labels),

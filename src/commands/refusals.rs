@@ -8,17 +8,18 @@ use super::{
     error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     service_arguments::TimeRange,
+    values,
 };
 
 /// Arguments of `refusals`.
 #[derive(Debug, Clone, Args)]
 pub struct ListRefusalsCommand {
     /// Only refusals of requests of this user.
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     user: Option<String>,
 
     /// Only refusals by this scope, as refusals and errors name it.
@@ -37,15 +38,15 @@ pub struct ListRefusalsCommand {
 }
 
 const COLUMNS: &[Column] = &[
-    Column::text("PERIOD"),
-    Column::text("USER"),
-    Column::text("SCOPE"),
-    Column::text("DIMENSION"),
-    Column::number("REFUSALS"),
-    Column::number("ASKED"),
-    Column::number("AVAILABLE"),
-    Column::text("LAST"),
-    Column::text("LIMIT"),
+    Column::text("PERIOD").key(),
+    Column::name("USER").key(),
+    Column::name("REFUSED BY").key(),
+    Column::text("SHORT OF").key(),
+    Column::number("TIMES").key(),
+    Column::number("WANTED"),
+    Column::number("FREE"),
+    Column::number("LAST"),
+    Column::name("LIMIT"),
 ];
 
 listed!(LIST_REFUSALS: ListRefusalsRequest => ListRefusalsResponse, refusals: RefusalSum, COLUMNS, |sum| vec![row(sum)]);
@@ -66,17 +67,20 @@ impl ListRefusalsCommand {
 }
 
 fn row(sum: &RefusalSum) -> TableRow {
-    let or_others = |text: &str| if sum.others { "(others)".to_owned() } else { text::or_nothing(text) };
     let shown = |amount| text::amount_by_key(&sum.dimension, amount);
-    vec![
+    let (user, scope) = match sum.others {
+        true => ("(others)".to_owned(), "(others)".to_owned()),
+        false => (text::name_or_nothing(&sum.user), text::scope(&sum.scope)),
+    };
+    cells![
         text::time(sum.period_start.as_ref()),
-        or_others(&sum.user),
-        or_others(&sum.scope),
+        user,
+        scope,
         sum.dimension.clone(),
         sum.refusals.to_string(),
         shown(sum.last_requested),
         shown(sum.last_available),
-        text::time(sum.last_time.as_ref()),
+        sum.last_time.as_ref(),
         text::or_nothing(&sum.rule),
     ]
 }

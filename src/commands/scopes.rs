@@ -13,7 +13,7 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     values,
@@ -57,13 +57,13 @@ pub struct ListScopesCommand {
 
 /// One row per limited dimension; for a scope without limits, one per used dimension.
 pub const COLUMNS: &[Column] = &[
-    Column::text("SCOPE"),
-    Column::text("DIMENSION"),
-    Column::number("FULL"),
-    Column::number("USED"),
-    Column::number("LOCKED"),
-    Column::number("MAX"),
-    Column::text("LIMIT"),
+    Column::name("SCOPE").key(),
+    Column::text("DIMENSION").key(),
+    Column::number("FULL").key(),
+    Column::number("USED").key(),
+    Column::number("LOCKED").key(),
+    Column::number("MAX").key(),
+    Column::name("LIMIT"),
     Column::text("MODE").wide(),
     Column::text("OVER").wide(),
 ];
@@ -114,7 +114,7 @@ pub fn rows(scope: &ScopeUsage) -> Vec<TableRow> {
         let decided = maxima.get(dimension);
         let full = decided.and_then(|(max, _)| percent(used.saturating_add(locked), *max));
         let nothing = || text::NOTHING.to_owned();
-        vec![
+        cells![
             text::labels(&scope.labels),
             dimension.to_owned(),
             full.map_or_else(nothing, |full| format!("{full}%")),

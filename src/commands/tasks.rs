@@ -11,7 +11,7 @@ use super::{
     list::{ListArguments, listed},
     output::{
         Printer,
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     service::{ServiceClient, TIMEOUT},
@@ -50,23 +50,23 @@ pub struct ListInstancesCommand {
 }
 
 const TASK_COLUMNS: &[Column] = &[
-    Column::text("TASK"),
-    Column::text("INSTANCE"),
-    Column::text("LAST SUCCESS"),
-    Column::number("LAG"),
+    Column::text("TASK").key(),
+    Column::ticket("INSTANCE").key(),
+    Column::number("LAST SUCCESS").key(),
+    Column::number("LAG").key(),
     Column::number("STEPS"),
-    Column::number("ERRORS"),
-    Column::text("LAST RUN").wide(),
+    Column::number("ERRORS").key(),
+    Column::number("LAST RUN").wide(),
     Column::text("LAST ERROR").wide(),
 ];
 
-const JOB_COLUMNS: &[Column] = &[Column::text("JOB"), Column::text("OF"), Column::number("LEFT")];
+const JOB_COLUMNS: &[Column] = &[Column::text("JOB").key(), Column::name("OF").key(), Column::number("LEFT").key()];
 
 const INSTANCE_COLUMNS: &[Column] = &[
-    Column::id("INSTANCE"),
-    Column::text("ADDRESS"),
+    Column::text("INSTANCE").key(),
+    Column::name("ADDRESS").key(),
     Column::text("VERSION"),
-    Column::text("SINCE"),
+    Column::number("SINCE"),
     Column::number("GRANTS/S"),
     Column::number("REFUSALS/S"),
 ];
@@ -104,28 +104,28 @@ impl ListTasksCommand {
 }
 
 fn task_row(task: &TaskStatus) -> TableRow {
-    vec![
+    cells![
         task.task.clone(),
         task.instance_id.clone(),
-        text::time(task.last_success_time.as_ref()),
+        task.last_success_time.as_ref(),
         task.lag.map_or_else(|| text::NOTHING.to_owned(), |lag| text::seconds(lag.seconds)),
         task.steps.to_string(),
         task.errors.to_string(),
-        text::time(task.last_run_time.as_ref()),
+        task.last_run_time.as_ref(),
         if task.last_error.is_empty() { text::NOTHING.to_owned() } else { task.last_error.clone() },
     ]
 }
 
 fn job_row(job: &Job) -> TableRow {
-    vec![job.kind.clone(), job.subject.clone(), job.left.to_string()]
+    cells![job.kind.clone(), text::name(&job.subject), job.left.to_string()]
 }
 
 fn instance_row(instance: &ServerInstance) -> TableRow {
-    vec![
+    cells![
         instance.instance_id.clone(),
         text::or_nothing(&instance.address),
         instance.version.clone(),
-        text::time(instance.start_time.as_ref()),
+        instance.start_time.as_ref(),
         format!("{:.1}", instance.grants_per_second),
         format!("{:.1}", instance.refusals_per_second),
     ]

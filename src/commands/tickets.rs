@@ -1,6 +1,7 @@
 //! `ticket`: live tickets and their forced release.
 
 use clap::{Args, Subcommand};
+use prost_types::Timestamp;
 
 use rm_client::calls;
 use rm_model::resource::Dimension;
@@ -11,9 +12,10 @@ use super::{
     error::{CommandFailure, CommandReply},
     help::end,
     list::{ListArguments, listed},
+    named::{EmName, find_em, find_ticket},
     output::{
         Printer,
-        table::{Column, TableRow, details},
+        table::{Column, TableRow, cells, details},
         text,
     },
     service::{ServiceClient, TIMEOUT},
@@ -49,12 +51,12 @@ impl TicketCommand {
 /// Arguments of `ticket list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListTicketsCommand {
-    /// Only tickets on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = values::em)]
-    em: Option<proto::EmInstance>,
+    /// Only tickets on this EM: APPLICATION/INSTANCE, or for a linkis-cg-engineconnmanager its instance, also without its end.
+    #[arg(long, value_parser = EmName::parse)]
+    em: Option<EmName>,
 
     /// Only tickets of this user.
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     user: Option<String>,
 
     /// Only tickets that are locked, or only tickets that are used.
@@ -72,7 +74,7 @@ pub struct ListTicketsCommand {
 /// Arguments of `ticket get`.
 #[derive(Debug, Clone, Args)]
 pub struct GetTicketCommand {
-    /// Id of the ticket.
+    /// Id of the ticket, or a unique end of it.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
 
@@ -83,7 +85,7 @@ pub struct GetTicketCommand {
 /// Arguments of `ticket release`.
 #[derive(Debug, Clone, Args)]
 pub struct ReleaseCommand {
-    /// Id of the ticket.
+    /// Id of the ticket, or a unique end of it.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
 
@@ -95,18 +97,18 @@ pub struct ReleaseCommand {
 }
 
 const COLUMNS: &[Column] = &[
-    Column::id("TICKET"),
-    Column::text("USER"),
-    Column::text("EM"),
-    Column::text("STATE"),
-    Column::number("MEMORY"),
-    Column::number("CORES"),
+    Column::ticket("TICKET").key(),
+    Column::name("USER").key(),
+    Column::em("EM").key(),
+    Column::text("STATE").key(),
+    Column::number("SINCE").key(),
+    Column::number("MEMORY").key(),
+    Column::number("CORES").key(),
+    Column::name("ENGINE TYPE"),
+    Column::name("CREATOR"),
     Column::number("INSTANCES"),
     Column::text("OTHER"),
-    Column::text("CREATOR"),
-    Column::text("ENGINE TYPE"),
-    Column::text("SINCE"),
-    Column::text("EXPIRES").wide(),
+    Column::number("EXPIRES").wide(),
     Column::text("ENGINE").wide(),
     Column::text("LABELS").wide(),
     Column::text("OBSERVED").wide(),
@@ -120,6 +122,7 @@ impl ListTicketsCommand {
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let Self { em, user, state, engine, list } = self;
         let (user, state) = (user.unwrap_or_default(), state.unwrap_or_default());
+        let em = find_em(em.as_ref(), &list.service()?).await?;
         list.list(ListTicketsRequest { em, user, state, engine, ..Default::default() }).await
     }
 }
@@ -127,8 +130,9 @@ impl ListTicketsCommand {
 impl GetTicketCommand {
     /// Shows the ticket.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let question = proto::GetTicketRequest { ticket_id: self.ticket_id.clone(), engine: None };
         let show = async |service: &ServiceClient, printer: &mut Printer| {
+            let ticket_id = find_ticket(&self.ticket_id, service).await?;
+            let question = proto::GetTicketRequest { ticket_id, engine: None };
             let answer = service.make(&calls::GET_TICKET, &question).await?;
             let text = || details(COLUMNS, &row(&answer.ticket.clone().unwrap_or_default()));
             printer.answer(&calls::GET_TICKET, &answer, text)
@@ -143,14 +147,36 @@ impl ReleaseCommand {
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let Self { ticket_id, consent, arguments } = self;
         let service = arguments.service(TIMEOUT)?;
-        let question = "This ends the ticket and frees its resources, whether or not its engine still runs. End it?";
-        let reason = consent.confirm(question)?;
+        let ticket_id = find_ticket(&ticket_id, &service).await?;
+        let question = match consent.is_interactive() {
+            true => release_question(&service, &ticket_id).await?,
+            false => String::new(),
+        };
+        let reason = consent.confirm(&question)?;
         let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason, ..Default::default() };
         let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
         let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));
         arguments.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
         Ok(CommandReply::Yes)
     }
+}
+
+/// Returns the question before the release of a ticket: what ends, and what does not.
+async fn release_question(service: &ServiceClient, ticket_id: &str) -> Result<String, CommandFailure> {
+    let question = proto::GetTicketRequest { ticket_id: ticket_id.to_owned(), engine: None };
+    let ticket = service.make(&calls::GET_TICKET, &question).await?.ticket.unwrap_or_default();
+    let (user, engine_type, em) =
+        (text::name(&ticket.user), text::name_or_nothing(&ticket.engine_type), text::em(ticket.em.as_ref()));
+    let amounts = text::resource(ticket.used.as_ref().or(ticket.locked.as_ref()));
+    let (state, since) = (&ticket.state, text::time(since(&ticket)));
+    Ok(format!(
+        "Release ticket {ticket_id} of {user}, {engine_type} on {em} ({amounts}, {state} since {since})? Its engine is not ended by this."
+    ))
+}
+
+/// Returns the time since which a ticket has its state.
+fn since(ticket: &Message) -> Option<&Timestamp> {
+    ticket.used_time.as_ref().or(ticket.locked_time.as_ref())
 }
 
 /// Returns the amounts with columns of their own, and all others in one text.
@@ -171,22 +197,22 @@ pub fn amount_cells(resource: Option<&proto::Resource>) -> [String; 4] {
 fn row(ticket: &Message) -> TableRow {
     let engine = ticket.engine.as_ref().map(|engine| format!("{}/{}", engine.application_name, engine.instance));
     let [memory, cores, instances, others] = amount_cells(ticket.used.as_ref().or(ticket.locked.as_ref()));
-    vec![
+    cells![
         ticket.ticket_id.clone(),
-        ticket.user.clone(),
+        text::name(&ticket.user),
         text::em(ticket.em.as_ref()),
         ticket.state.clone(),
+        since(ticket),
         memory,
         cores,
+        text::name_or_nothing(&ticket.engine_type),
+        text::name(&ticket.creator),
         instances,
         others,
-        ticket.creator.clone(),
-        text::or_nothing(&ticket.engine_type),
-        text::time(ticket.used_time.as_ref().or(ticket.locked_time.as_ref())),
-        text::time(ticket.expire_time.as_ref()),
-        text::or_nothing(&engine.unwrap_or_default()),
+        ticket.expire_time.as_ref(),
+        text::name_or_nothing(&engine.unwrap_or_default()),
         text::labels(&ticket.labels),
         text::resource(ticket.observed.as_ref()),
-        ticket.principal.clone(),
+        text::name_or_nothing(&ticket.principal),
     ]
 }

@@ -8,10 +8,11 @@ use super::{
     error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     service_arguments::TimeRange,
+    values,
 };
 
 /// Grouping of the sums.
@@ -38,7 +39,7 @@ pub struct UsageCommand {
     hourly: bool,
 
     /// Only this user, with --by user.
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     user: Option<String>,
 
     #[command(flatten)]
@@ -46,9 +47,9 @@ pub struct UsageCommand {
 }
 
 const COLUMNS: &[Column] = &[
-    Column::text("NAME"),
-    Column::text("HOUR"),
-    Column::number("TICKETS"),
+    Column::name("NAME").key(),
+    Column::text("HOUR").key(),
+    Column::number("TICKETS").key(),
     Column::number("CORE HOURS"),
     Column::number("GB HOURS"),
     Column::number("QUEUE CORE HOURS"),
@@ -84,9 +85,9 @@ fn row(sum: &UsageSum) -> TableRow {
     let name = match &sum.em {
         _ if sum.others => "(others)".to_owned(),
         Some(em) => text::em(Some(em)),
-        None => text::or_nothing(&sum.name),
+        None => text::name_or_nothing(&sum.name),
     };
-    vec![
+    cells![
         name,
         text::time(sum.hour.as_ref()),
         sum.tickets.to_string(),

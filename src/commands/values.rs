@@ -1,21 +1,12 @@
-//! Parsers of argument values: EMs, engines, times and labels. Caller: clap, for the arguments of the commands.
+//! Parsers of argument values: names, engines, times and labels. Caller: clap, for the arguments of the commands.
 
 use std::time::SystemTime;
 
 use prost_types::Timestamp;
 
-use rm_edge::convert::answer;
-use rm_model::em::EmInstance;
 use rm_proto::v1 as proto;
 
-use super::output::text::EM_APPLICATION;
-
-/// Parses an EM as tables show it: `APPLICATION/INSTANCE`, or the instance alone for Linkis's application.
-pub fn em(text: &str) -> Result<proto::EmInstance, String> {
-    let (application, instance) = text.split_once('/').unwrap_or((EM_APPLICATION, text));
-    let em = EmInstance::parse("EM", application, instance).map_err(|error| error.to_string())?;
-    Ok(answer::em_message(&em))
-}
+use super::output::text::parse_name;
 
 /// Parses an engine: `APPLICATION/INSTANCE`, or the instance alone for Linkis's application.
 pub fn engine(text: &str) -> Result<proto::EngineInstance, String> {
@@ -34,8 +25,15 @@ pub fn time(text: &str) -> Result<Timestamp, String> {
     at.map(Timestamp::from).ok_or_else(wrong)
 }
 
+/// Parses a name as tables show it.
+#[expect(clippy::unnecessary_wraps, reason = "a value parser")]
+pub fn name(text: &str) -> Result<String, String> {
+    Ok(parse_name(text))
+}
+
 /// Parses a label: `KEY=VALUE`.
 pub fn label(text: &str) -> Result<(String, String), String> {
+    let text = parse_name(text);
     let (key, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))
 }

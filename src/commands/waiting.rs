@@ -2,13 +2,14 @@
 
 use clap::Args;
 
-use rm_proto::v1::{EmInstance, ListWaitingRequest, ListWaitingResponse, WaitingRequest};
+use rm_proto::v1::{ListWaitingRequest, ListWaitingResponse, WaitingRequest};
 
 use super::{
     error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
+    named::{EmName, find_em},
     output::{
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
     tickets::amount_cells,
@@ -19,31 +20,31 @@ use super::{
 #[derive(Debug, Clone, Args)]
 pub struct ListWaitingCommand {
     /// Only requests of this user.
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     user: Option<String>,
 
-    /// Only requests that are short on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = values::em)]
-    em: Option<EmInstance>,
+    /// Only requests that are short on this EM: APPLICATION/INSTANCE, or for a linkis-cg-engineconnmanager its instance, also without its end.
+    #[arg(long, value_parser = EmName::parse)]
+    em: Option<EmName>,
 
     #[command(flatten)]
     list: ListArguments,
 }
 
 const COLUMNS: &[Column] = &[
-    Column::number("PLACE"),
-    Column::text("USER"),
-    Column::text("SHORT OF"),
-    Column::number("MEMORY"),
-    Column::number("CORES"),
+    Column::name("USER").key(),
+    Column::name("WAITS FOR").key(),
+    Column::text("POSITION").key(),
+    Column::number("SINCE").key(),
+    Column::number("MEMORY").key(),
+    Column::number("CORES").key(),
+    Column::number("UNTIL"),
+    Column::em("EM"),
+    Column::name("CREATOR"),
+    Column::name("ENGINE TYPE"),
     Column::number("INSTANCES"),
     Column::text("OTHER"),
-    Column::text("SINCE"),
-    Column::text("UNTIL"),
-    Column::text("EM"),
-    Column::text("CREATOR"),
-    Column::text("ENGINE TYPE"),
-    Column::id("TICKET").wide(),
+    Column::ticket("TICKET").wide(),
     Column::text("LABELS").wide(),
 ];
 
@@ -53,28 +54,28 @@ impl ListWaitingCommand {
     /// Lists the waiting requests.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let user = self.user.unwrap_or_default();
-        self.list.list(ListWaitingRequest { user, em: self.em, ..Default::default() }).await
+        let em = find_em(self.em.as_ref(), &self.list.service()?).await?;
+        self.list.list(ListWaitingRequest { user, em, ..Default::default() }).await
     }
 }
 
-/// The displayed position is the last one among the queues where the request is short.
+/// A request that is short in several queues has a position in each.
 fn row(waiting: &WaitingRequest) -> TableRow {
-    let keys: Vec<String> = waiting.entries.iter().map(|entry| entry.scope.clone()).collect();
-    let ahead = waiting.entries.iter().map(|entry| entry.ahead).max().unwrap_or(0);
+    let joined = |texts: Vec<String>| text::or_nothing(&texts.join(", "));
     let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());
-    vec![
-        ahead.saturating_add(1).to_string(),
-        waiting.user.clone(),
-        text::or_nothing(&keys.join(" ")),
+    cells![
+        text::name(&waiting.user),
+        joined(waiting.entries.iter().map(|entry| text::scope(&entry.scope)).collect()),
+        joined(waiting.entries.iter().map(|entry| entry.ahead.saturating_add(1).to_string()).collect()),
+        waiting.waiting_since.as_ref(),
         memory,
         cores,
+        waiting.wait_until.as_ref(),
+        if waiting.any_em { "any".to_owned() } else { text::em(waiting.em.as_ref()) },
+        text::name(&waiting.creator),
+        text::name_or_nothing(&waiting.engine_type),
         instances,
         others,
-        text::time(waiting.waiting_since.as_ref()),
-        text::time(waiting.wait_until.as_ref()),
-        if waiting.any_em { "any".to_owned() } else { text::em(waiting.em.as_ref()) },
-        waiting.creator.clone(),
-        text::or_nothing(&waiting.engine_type),
         waiting.ticket_id.clone(),
         text::labels(&waiting.labels),
     ]

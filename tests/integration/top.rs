@@ -120,7 +120,7 @@ fn expected(overview: &Overview) -> Vec<String> {
     let shown = |dimension: &str, amount: i64| match dimension {
         // The test uses whole gigabytes.
         "memory" if amount == 0 => "0 B".to_owned(),
-        "memory" => format!("{}.0 GB", amount / GB),
+        "memory" => format!("{} GB", amount / GB),
         _ => amount.to_string(),
     };
     let amounts = totals.iter().map(|(dimension, sum)| {

@@ -23,7 +23,7 @@ pub mod table;
 pub mod terminal;
 pub mod text;
 
-use table::{Column, TableRow, TextTable};
+use table::{Column, Layout, TableRow, TextTable};
 
 /// Output format of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -128,15 +128,26 @@ impl Printer {
 
     /// Returns a table with these columns.
     pub fn table(&self, columns: &'static [Column]) -> TextTable {
-        let is_wide = self.format == Format::Wide;
-        let fit = self.size.filter(|_| !is_wide).map(|size| size.columns);
-        TextTable::new(columns, is_wide, self.has_headers, fit)
+        let layout = match self.size {
+            _ if self.format == Format::Wide => Layout::Wide,
+            Some(size) => Layout::Terminal(size.columns),
+            None => Layout::Plain,
+        };
+        TextTable::new(columns, layout, self.has_headers)
     }
 
     /// Prints a table of a few rows.
     pub fn rows(&mut self, columns: &'static [Column], rows: &[TableRow]) -> Result<(), CommandFailure> {
         let text = self.table(columns).rows(rows);
         self.print(&text)
+    }
+
+    /// Prints a note about a table to standard error, if the output is a terminal that shows the table once.
+    pub fn note(&self, note: &str) {
+        if self.size.is_some() && self.screen.is_none() {
+            // Without a reader of standard error, the note is dropped.
+            let _ = writeln!(io::stderr(), "{}", text::clean(note));
+        }
     }
 
     /// Prints text unchanged. The caller must have escaped control characters.

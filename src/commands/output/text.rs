@@ -2,7 +2,7 @@
 //!
 //! Never: passes on a character that controls a terminal or changes the reading order.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
+use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _, time::SystemTime};
 
 use prost_types::Timestamp;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -48,12 +48,17 @@ pub fn width(text: &str) -> usize {
     text.width()
 }
 
+/// Mark of an omitted middle.
+const OMITTED: &str = "..";
+
 /// Shortens a text to a width in columns; omits the middle.
 pub fn cut(text: &str, columns: usize) -> Cow<'_, str> {
     if width(text) <= columns {
         return Cow::Borrowed(text);
     }
-    let Some(rest) = columns.checked_sub(1) else { return Cow::Borrowed("") };
+    let Some(rest) = columns.checked_sub(OMITTED.len()) else {
+        return Cow::Owned(OMITTED.chars().take(columns).collect());
+    };
     let (mut head, mut tail, mut taken) = (String::new(), Vec::new(), 0);
     let (tail_width, mut from_end) = (rest / 2, text.chars().rev());
     let of = |c: char| width(c.encode_utf8(&mut [0; 4]));
@@ -68,16 +73,54 @@ pub fn cut(text: &str, columns: usize) -> Cow<'_, str> {
         taken += of(c);
         head.push(c);
     }
-    Cow::Owned(head + "…" + &tail.into_iter().rev().collect::<String>())
+    Cow::Owned(head + OMITTED + &tail.into_iter().rev().collect::<String>())
+}
+
+/// Returns a name in the form that arguments accept, also in a shell: in quotes if it has other characters than letters, digits
+/// and some signs. Characters that a terminal or a shell could act on are escaped, as [`parse_name`] reads them.
+pub fn name(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "=:/.,@%+-_".contains(c);
+    if text.chars().all(is_plain) && !text.is_empty() && !text.starts_with('-') {
+        return text.to_owned();
+    }
+    let mut quoted = String::with_capacity(text.len() + 2);
+    for c in text.chars() {
+        if is_harmful(c) || "\"\\$`!".contains(c) { quoted.extend(c.escape_unicode()) } else { quoted.push(c) }
+    }
+    format!("\"{quoted}\"")
+}
+
+/// Returns the name that [`name`] printed, after a shell has removed the quotes.
+pub fn parse_name(text: &str) -> String {
+    let mut parts = text.split("\\u{");
+    let mut name = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let escaped = part.split_once('}');
+        let c = escaped.and_then(|(code, rest)| Some((char::from_u32(u32::from_str_radix(code, 16).ok()?)?, rest)));
+        match c {
+            Some((c, rest)) => name.extend([c.to_string().as_str(), rest]),
+            None => name.extend(["\\u{", part]),
+        }
+    }
+    name
 }
 
 /// Returns an EM in the form that arguments accept.
 pub fn em(em: Option<&proto::EmInstance>) -> String {
     match em {
         None => NOTHING.to_owned(),
-        Some(em) if em.application_name == EM_APPLICATION && !em.instance.is_empty() => em.instance.clone(),
-        Some(em) if em.instance.is_empty() => em.application_name.clone(),
-        Some(em) => format!("{}/{}", em.application_name, em.instance),
+        Some(em) if em.application_name == EM_APPLICATION && !em.instance.is_empty() => name(&em.instance),
+        Some(em) if em.instance.is_empty() => name(&em.application_name),
+        Some(em) => name(&format!("{}/{}", em.application_name, em.instance)),
+    }
+}
+
+/// Returns a scope of a refusal or a wait queue; an EM in the form of [`em`].
+pub fn scope(scope: &str) -> String {
+    match scope.strip_prefix("em=") {
+        Some("any") => "any EM".to_owned(),
+        Some(em) => name(em.strip_prefix(&format!("{EM_APPLICATION}/")).unwrap_or(em)),
+        None => name(scope),
     }
 }
 
@@ -85,6 +128,20 @@ pub fn em(em: Option<&proto::EmInstance>) -> String {
 pub fn time(time: Option<&Timestamp>) -> String {
     let at = time.and_then(|time| OffsetDateTime::from_unix_timestamp(time.seconds).ok());
     at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| NOTHING.to_owned())
+}
+
+/// Returns the distance of a time from now in its largest unit: `4m` ago, or `in 4m`.
+pub fn age(time: &Timestamp, now: SystemTime) -> String {
+    let now = Timestamp::from(now).seconds;
+    let distance = now.saturating_sub(time.seconds);
+    let seconds = distance.unsigned_abs();
+    let text = match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    };
+    if distance < 0 { format!("in {text}") } else { text }
 }
 
 /// Returns a duration in its two largest units.
@@ -96,6 +153,11 @@ pub fn seconds(seconds: i64) -> String {
         (0, hours, minutes) => format!("{hours}h{minutes}m"),
         (days, hours, _) => format!("{days}d{hours}h"),
     }
+}
+
+/// As [`name`], or [`NOTHING`] if it is empty.
+pub fn name_or_nothing(text: &str) -> String {
+    if text.is_empty() { NOTHING.to_owned() } else { name(text) }
 }
 
 /// Returns the text, or [`NOTHING`] if it is empty.
@@ -111,12 +173,25 @@ pub fn list(texts: &[String]) -> String {
 /// Returns labels in the form of limits and scopes.
 pub fn labels(labels: &BTreeMap<String, String>) -> String {
     let pairs: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    list(&pairs)
+    name_or_nothing(&pairs.join(","))
 }
 
 /// Returns an amount of a dimension; memory as a size.
 pub fn amount(dimension: &Dimension, amount: i64) -> String {
-    if dimension.is_size() { format_size(amount) } else { amount.to_string() }
+    if dimension.is_size() { size(amount) } else { amount.to_string() }
+}
+
+/// Returns a size in its largest unit, with a decimal place if it has one.
+pub fn size(bytes: i64) -> String {
+    format_size(bytes).replace(".0 ", " ")
+}
+
+/// Returns an amount of a maximum, with a unit that both share once: `1.5/64 GB`.
+pub fn amount_of(amount: &str, max: &str) -> String {
+    match (amount.split_once(' '), max.split_once(' ')) {
+        (Some((number, unit)), Some((_, unit_of_max))) if unit == unit_of_max => format!("{number}/{max}"),
+        _ => format!("{amount}/{max}"),
+    }
 }
 
 /// As [`amount`], by the key of the dimension, as in `Limit.max`.
@@ -181,15 +256,44 @@ mod tests {
     fn text_is_shortened_in_the_middle() {
         for (text, columns, shown) in [
             ("host1:9102", 10, "host1:9102"),
-            ("host1:9102", 9, "host…9102"),
-            ("host1:9102", 4, "ho…2"),
-            ("host1:9102", 1, "…"),
+            ("host1:9102", 9, "host..102"),
+            ("host1:9102", 4, "h..2"),
+            ("host1:9102", 1, "."),
             ("host1:9102", 0, ""),
-            ("李雷李雷", 6, "李…雷"),
-            ("李雷", 2, "…"),
+            ("李雷李雷", 6, "李..雷"),
+            ("李雷", 2, ".."),
         ] {
             assert_eq!(cut(text, columns), shown, "{text} in {columns}");
             assert!(width(&cut(text, columns)) <= columns);
+        }
+    }
+
+    #[test]
+    fn name_is_found_as_printed() {
+        for (text, shown) in [
+            ("hadoop", "hadoop"),
+            ("team=data science", "\"team=data science\""),
+            ("a/b", "a/b"),
+            ("", "\"\""),
+            ("-x", "\"-x\""),
+            ("it's", "\"it's\""),
+            ("$(reboot)`\"", "\"\\u{24}(reboot)\\u{60}\\u{22}\""),
+            ("a\\u{41}", "\"a\\u{5c}u{41}\""),
+            ("\x1b[2J\u{202e}", "\"\\u{1b}[2J\\u{202e}\""),
+        ] {
+            assert_eq!(name(text), shown);
+            assert_eq!(parse_name(shown.trim_matches('"')), text);
+        }
+        assert_eq!(parse_name("a\\u{zz}b\\u{41"), "a\\u{zz}b\\u{41", "an unknown escape stays");
+    }
+
+    #[test]
+    fn age_has_the_largest_unit() {
+        let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        for (seconds, shown) in
+            [(1_000_000, "0s"), (999_941, "59s"), (999_000, "16m"), (900_000, "1d"), (1_000_480, "in 8m")]
+        {
+            assert_eq!(age(&Timestamp { seconds, nanos: 0 }, now), shown);
         }
     }
 
@@ -199,7 +303,7 @@ mod tests {
         let driver = proto::LoadInstanceResource { memory: 2 << 30, cores: -1, instances: 0 };
         let both = proto::DriverAndYarnResource { load_instance: Some(driver), yarn: Some(yarn) };
         let both = proto::Resource { kind: Some(Kind::DriverAndYarn(both)) };
-        assert_eq!(resource(Some(&both)), "memory=2.0 GB cores=-1 queue_memory=3.0 GB on etl");
+        assert_eq!(resource(Some(&both)), "memory=2 GB cores=-1 queue_memory=3 GB on etl");
         assert_eq!(resource(None), "-");
     }
 }

@@ -1,5 +1,6 @@
 //! List of tokens. The API has no call for tokens, so this module defines their JSON.
 
+use prost_types::Timestamp;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
@@ -9,22 +10,23 @@ use super::super::{
     error::CommandFailure,
     output::{
         Format, Printer,
-        table::{Column, TableRow},
+        table::{Column, TableRow, cells},
         text,
     },
 };
 
 const COLUMNS: &[Column] = &[
-    Column::id("ID"),
-    Column::text("NAME"),
-    Column::text("ROLES"),
+    Column::text("ID").key(),
+    Column::name("NAME").key(),
+    Column::text("ROLES").key(),
+    Column::text("STATE").key(),
+    Column::number("EXPIRES"),
+    Column::number("LAST USED"),
+    Column::name("OWNER"),
     Column::text("EMS"),
     Column::text("USERS"),
-    Column::text("OWNER"),
-    Column::text("STATE"),
-    Column::text("EXPIRES"),
-    Column::text("LAST USED"),
-    Column::text("CREATED BY"),
+    Column::name("CREATED BY"),
+    Column::text("REVOKED"),
 ];
 
 /// Prints the tokens.
@@ -52,22 +54,21 @@ fn state(token: &ListedToken) -> &'static str {
 }
 
 fn row(token: &ListedToken) -> TableRow {
-    let state = match &token.revoke_time {
-        Some(at) => format!("revoked {} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?")),
-        None => state(token).to_owned(),
-    };
+    let revoked = |at: &OffsetDateTime| format!("{} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?"));
+    let at = |time: &OffsetDateTime| Timestamp { seconds: time.unix_timestamp(), nanos: 0 };
     let list = |names: &[String]| text::or_nothing(&names.join(","));
-    vec![
+    cells![
         token.token_id.to_string(),
-        token.name.clone(),
+        text::name(&token.name),
         list(&token.roles),
+        state(token),
+        Some(&at(&token.expire_time)),
+        token.last_used_time.as_ref().map(at).as_ref(),
+        text::name(&token.owner),
         list(&token.ems),
         token.users.as_deref().map_or_else(|| "*".to_owned(), list),
-        token.owner.clone(),
-        state,
-        time(&token.expire_time),
-        token.last_used_time.as_ref().map_or_else(|| text::NOTHING.to_owned(), time),
-        token.created_by.clone(),
+        text::name(&token.created_by),
+        token.revoke_time.as_ref().map_or_else(|| text::NOTHING.to_owned(), revoked),
     ]
 }
 

@@ -114,7 +114,7 @@ fn screen_shows_all_overview_numbers() {
             "EMs      100: 99 healthy, 1 silent\n",
             "tickets  5471 used, 12 locked   waiting 29, longest 2m5s\n",
             "rates    812.0 grants/s  3.2 refusals/s\n",
-            " 45% 2.4 TB used, 300.0 GB locked of 5.9 TB\n",
+            " 45% 2.4 TB used, 300 GB locked of 5.9 TB\n",
             " 6% 100 used, 0 locked of 1600\n",
             " 100% 4 used, 4 locked of 8\n",
             " 70% instances 7 of 10\n",

@@ -31,7 +31,7 @@ pub fn terminal(columns: u16, rows: u16) -> (File, OwnedFd) {
 }
 
 /// A command on a terminal, with the text on it.
-struct Typed {
+pub struct Typed {
     child: Child,
     terminal: File,
     chunks: mpsc::Receiver<Vec<u8>>,
@@ -39,8 +39,13 @@ struct Typed {
 }
 
 impl Typed {
-    fn start(mut command: Command) -> Self {
-        let (terminal, theirs) = terminal(80, 24);
+    pub fn start(command: Command) -> Self {
+        Self::start_on(80, command)
+    }
+
+    /// Starts a command on a terminal with this many columns.
+    fn start_on(columns: u16, mut command: Command) -> Self {
+        let (terminal, theirs) = terminal(columns, 24);
         let end = || Stdio::from(theirs.try_clone().unwrap());
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         drop((command, theirs));
@@ -71,7 +76,7 @@ impl Typed {
     }
 
     /// Returns the exit code and all text of the terminal.
-    fn end(mut self) -> (Option<i32>, String) {
+    pub fn end(mut self) -> (Option<i32>, String) {
         while let Ok(chunk) = self.chunks.recv_timeout(LONG) {
             self.seen.extend(chunk);
         }
@@ -81,7 +86,12 @@ impl Typed {
 
 /// Runs a command on a terminal with typed input. Returns the exit code and the output.
 fn typed_at(address: &str, words: &[&str], types: &str) -> (Option<i32>, String) {
-    let typed = Typed::start(program(address, words));
+    typed_on(80, address, words, types)
+}
+
+/// As [`typed_at`], on a terminal with this many columns.
+pub fn typed_on(columns: u16, address: &str, words: &[&str], types: &str) -> (Option<i32>, String) {
+    let typed = Typed::start_on(columns, program(address, words));
     typed.types(types);
     typed.end()
 }
@@ -102,13 +112,17 @@ async fn terminal_commands_confirm_and_fit_width() {
     let lives = async || lives(&world.rm.client, world.grants[0].ticket_id).await;
     let (code, seen) = typed_at(address, &["ticket", "release", &id], "n\n");
     assert!(code == Some(1) && seen.contains("[y/N]") && !seen.contains("Why?"), "{seen}");
+    let about = format!(
+        "Release ticket {id} of hadoop, spark-3.2.1 on host1:9102 (memory=3 GB cores=2 instances=1, used since"
+    );
+    assert!(seen.replace("\r\n", "").contains(&about), "{seen}");
     let (code, seen) = typed_at(address, &["limit", "delete", "user"], "y\n\n");
     assert!(code == Some(64) && seen.contains("Why? ") && seen.contains("--reason: is required"), "{seen}");
     assert!(lives().await);
     let (code, seen) = typed_at(address, &["ticket", "list"], "");
-    assert!(code == Some(0) && seen.lines().count() == 3 && seen.contains("TICKET"), "{seen}");
+    assert!(code == Some(0) && seen.lines().count() == 4 && seen.contains("TICKET"), "{seen}");
     assert!(seen.lines().all(|line| line.trim_end().chars().count() <= 80), "{seen}");
-    assert!(seen.contains(&id), "ids are whole: {seen}");
+    assert!(seen.contains(&id[28..]) && !seen.contains(&id), "ids have their ends: {seen}");
     let (code, seen) = typed_at(address, &["ticket", "release", &id], "y\nits engine hangs\n");
     assert!(code == Some(0) && seen.contains("Why? ") && seen.contains(&format!("ticket {id} forced at")), "{seen}");
     assert!(!lives().await);

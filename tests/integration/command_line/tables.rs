@@ -1,0 +1,159 @@
+//! Tables on terminals of several widths: their rows stay apart, and their names are found as printed.
+
+use std::{collections::BTreeSet, process::Command};
+
+use rm_client::{ClientError, ResourceRequest, ResultResource};
+use rm_model::{em::EmInstance, hold::NewHold, operation::LockKey};
+use tokio::task::JoinHandle;
+
+use super::{
+    program, shorten_times,
+    terminal::{Typed, typed_on},
+    text,
+};
+use crate::{external, harness::*};
+
+const WIDTHS: [u16; 3] = [80, 100, 160];
+
+/// Lists whose rows differ at every width, each with columns that no width leaves out.
+const LISTS: &[(&[&str], &[&str])] = &[
+    (&["em", "list"], &["EM", "STATE", "FULL", "CORES", "MEMORY"]),
+    (&["ticket", "list"], &["TICKET", "USER", "EM", "STATE", "SINCE", "MEMORY", "CORES"]),
+    (&["waiting"], &["USER", "WAITS FOR", "POSITION", "SINCE"]),
+    (&["scope", "list"], &["SCOPE", "DIMENSION", "FULL", "USED", "MAX"]),
+    (&["limit", "list"], &["LIMIT", "MAX", "MODE"]),
+    (&["refusals"], &["PERIOD", "USER", "REFUSED BY", "SHORT OF", "TIMES"]),
+    (&["history", "--newest"], &["TIME", "ACTION", "USER", "WHERE", "TICKET"]),
+    (&["hold", "list"], &["WHAT", "UNTIL"]),
+    (&["queue", "list"], &["QUEUE", "STATE", "FULL"]),
+    (&["application", "list"], &["APPLICATION", "USER", "QUEUE", "STATE"]),
+    (&["instance", "list"], &["INSTANCE", "ADDRESS"]),
+];
+
+const DOMAIN: &str = ".data-platform.prod.eu-central.example.com:9102";
+
+/// Users whose long names differ in their middle, and one whose name needs quotes.
+fn users() -> Vec<String> {
+    let long = |n| format!("service-account-of-the-data-warehouse-{n}-for-nightly-reports@corp.example.com");
+    vec![long(1), long(2), "team / data \"science\" $HOME".to_owned()]
+}
+
+fn long_em(n: usize) -> EmInstance {
+    EmInstance::parse("em", em("any").application_name.as_str(), &format!("bdp-a0{n}{DOMAIN}")).unwrap()
+}
+
+struct World {
+    rm: Instance,
+    waiting: Vec<JoinHandle<Result<ResultResource, ClientError>>>,
+    _database: Database,
+    _yarn: external::Yarn,
+}
+
+async fn world() -> World {
+    let (database, rm) = start().await;
+    for n in 1..=4 {
+        rm.client.register(registration(long_em(n), load(64, 16, 20))).await.unwrap();
+    }
+    rm.client.set_limit(&each_user(2)).await.unwrap();
+    let mut waiting = Vec::new();
+    for user in users() {
+        for n in 1..=2 {
+            rm.client.request_resource(&request(&long_em(n), &user, load(1, 1, 1))).await.granted();
+        }
+        rm.client.request_resource(&request(&long_em(1), &user, load(1, 1, 1))).await.refused();
+        for _ in 0..2 {
+            let request = ResourceRequest { wait_timeout: LONG, ..request(&long_em(3), &user, load(2, 1, 1)) };
+            waiting.push(enqueue(&rm.client, request).await);
+        }
+    }
+    for key in [LockKey::Em(long_em(3)), LockKey::Em(long_em(4)), LockKey::User(name("carol"))] {
+        let hold = NewHold { key, duration: LONG, reason: name("a check of the counters") };
+        rm.client.hold(&hold).await.unwrap();
+    }
+    let yarn = external::Yarn::start(external::FAIR).await;
+    let clusters = external::client_of(&rm).await;
+    external::put(&clusters, external::provider("default", &external::config(&yarn.address))).await.unwrap();
+    World { rm, waiting, _database: database, _yarn: yarn }
+}
+
+impl World {
+    /// Returns the lines of a command on a terminal, its notes last.
+    fn lines(&self, words: &[&str], columns: u16) -> Vec<String> {
+        let (code, seen) = typed_on(columns, &self.rm.address, words, "");
+        assert_eq!(code, Some(0), "{words:?}: {seen}");
+        seen.lines().map(|line| line.trim_end().to_owned()).collect()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terminal_tables_keep_rows_apart_at_all_widths() {
+    let world = world().await;
+    let has_refusals =
+        async || text(&program(&world.rm.address, &["refusals", "--no-headers"]).output().unwrap().stdout);
+    eventually("all refusals are listed", LONG, async || has_refusals().await.lines().count() >= 3).await;
+    for (words, titles) in LISTS {
+        for columns in WIDTHS {
+            let lines = world.lines(words, columns);
+            let (headers, rows) = (&lines[0], &lines[1..lines.len() - 1]);
+            for title in *titles {
+                assert!(headers.split("  ").any(|word| word.trim() == *title), "{columns}: no {title}: {lines:#?}");
+            }
+            // The times of an action and a ticket id are whole values, so its rows are apart by both.
+            let apart: BTreeSet<&String> = rows.iter().collect();
+            assert_eq!(apart.len(), rows.len(), "{columns}: rows are alike: {lines:#?}");
+            assert!(!rows.is_empty(), "{words:?} {columns}");
+            // Only names that differ in their middle alone, and whole ids, are wider.
+            let is_wide = ["ticket", "waiting", "scope", "refusals", "history"].contains(&words[0]);
+            let widest = rows.iter().map(|line| line.chars().count()).max().unwrap_or(0);
+            assert!(is_wide || widest <= usize::from(columns), "{columns}: {lines:#?}");
+        }
+    }
+    for task in world.waiting {
+        task.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terminal_names_are_found_as_printed() {
+    let world = world().await;
+    let lines = world.lines(&["em", "list"], 80);
+    assert!(lines[1].starts_with("bdp-a01  unreported "), "{lines:#?}");
+    let notes = format!("4 EMs. Names end in {DOMAIN}. More columns: -o wide");
+    assert_eq!(lines.last(), Some(&notes));
+    let get = world.lines(&["em", "get", "bdp-a02"], 80);
+    assert!(get[0].ends_with(&format!("bdp-a02{DOMAIN}")), "{get:#?}");
+    let (code, seen) = typed_on(80, &world.rm.address, &["em", "get", "bdp-a0"], "");
+    assert!(code == Some(1) && seen.contains("there is no EM bdp-a0; 4 begin with it: bdp-a01."), "{seen}");
+
+    let tickets = world.lines(&["ticket", "list"], 80);
+    let id = tickets[1].split_whitespace().next().unwrap();
+    let get = world.lines(&["ticket", "get", id], 80);
+    assert!(id.len() < 36 && get[0].starts_with("TICKET ") && get[0].ends_with(id), "{get:#?}");
+    // A shell reads the quoted name of a user as printed.
+    let printed =
+        tickets.iter().find_map(|line| Some(line.get(line.find('"')?..=line.rfind('"')?)?.to_owned())).unwrap();
+    let script = format!("{} ticket list --no-headers --user {printed}", *PROGRAM);
+    let found = Command::new("sh").args(["-c", &script]).env("LINKIS_RM_ADDRESS", &world.rm.address).output().unwrap();
+    let found = text(&found.stdout);
+    assert!(found.lines().count() == 2 && found.lines().all(|line| line.contains(&printed)), "{printed}: {found}");
+    for task in world.waiting {
+        task.abort();
+    }
+}
+
+/// A terminal shows ages, a pipe and the wide format whole times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_show_ages_on_terminals_alone() {
+    let (_database, rm) = start_with_em(em("host1"), load(8, 4, 4)).await;
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    let (_, seen) = typed_on(80, &rm.address, &["ticket", "list"], "");
+    let row = seen.lines().nth(1).unwrap();
+    assert!(row.contains("s    1 GB      1"), "{seen}");
+    let piped = text(&program(&rm.address, &["ticket", "list"]).output().unwrap().stdout);
+    assert!(shorten_times(&piped).contains("locked  TIME "), "{piped}");
+    let (_, seen) = typed_on(80, &rm.address, &["ticket", "list", "-o", "wide"], "");
+    assert!(shorten_times(&seen).contains("locked  TIME "), "{seen}");
+    let typed = Typed::start(program(&rm.address, &["waiting"]));
+    let (_, seen) = typed.end();
+    assert!(seen.contains("\r\n0 waiting."), "{seen}");
+}
