@@ -14,6 +14,7 @@ use clap::Subcommand;
 
 use rm_client::calls;
 
+mod amounts;
 mod audit;
 mod completions;
 mod consent;
@@ -34,7 +35,10 @@ mod named;
 mod output;
 mod overview;
 mod policies;
+mod providers;
 mod refusals;
+mod register;
+mod request;
 mod scopes;
 mod service;
 mod service_arguments;
@@ -43,10 +47,12 @@ mod tickets;
 pub mod tokens;
 mod top;
 mod usage;
+mod users;
 mod values;
 mod waiting;
 
 pub use error::EXIT_USAGE;
+pub use output::text::is_harmful;
 pub use service_arguments::ServiceArguments;
 
 use help::{end, examples};
@@ -72,6 +78,9 @@ pub enum Command {
     /// Refusals by user and limit with their numbers, the latest first.
     #[command(after_help = end("refusals --since 1h", &calls::LIST_REFUSALS))]
     Refusals(Box<refusals::ListRefusalsCommand>),
+    /// Users, and what each uses
+    #[command(subcommand)]
+    User(Box<users::UserCommand>),
     /// Use of users, creators and other labels, against their limits
     #[command(subcommand)]
     Scope(Box<scopes::ScopeCommand>),
@@ -81,6 +90,9 @@ pub enum Command {
     /// Changes with actor and reason, the oldest first.
     #[command(after_help = end("history --newest --user alice", &calls::LIST_ACTIONS))]
     History(Box<history::HistoryCommand>),
+    /// Request resources. Exit code 1 if they are refused.
+    #[command(after_help = end("request memory=4g,cores=2 --user alice --creator IDE --dry-run", &calls::REQUEST_RESOURCE))]
+    Request(Box<request::RequestCommand>),
     /// Limits
     #[command(subcommand)]
     Limit(Box<limits::LimitCommand>),
@@ -92,7 +104,7 @@ pub enum Command {
     Hold(Box<holds::HoldCommand>),
     /// YARN and Kubernetes clusters
     #[command(subcommand)]
-    Provider(Box<external::ProviderCommand>),
+    Provider(Box<providers::ProviderCommand>),
     /// Queues of a cluster
     #[command(subcommand)]
     Queue(Box<external::QueueCommand>),
@@ -144,9 +156,11 @@ impl Command {
             Self::Ticket(command) => command.run().await,
             Self::Waiting(command) => command.run().await,
             Self::Refusals(command) => command.run().await,
+            Self::User(command) => command.run().await,
             Self::Scope(command) => command.run().await,
             Self::Usage(command) => command.run().await,
             Self::History(command) => command.run().await,
+            Self::Request(command) => command.run().await,
             Self::Limit(command) => command.run().await,
             Self::Policy(command) => command.run().await,
             Self::Hold(command) => command.run().await,

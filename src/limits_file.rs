@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
+use crate::commands::is_harmful;
 use rm_model::{
     limit::{DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule},
     limit_mode::LimitMode,
@@ -249,6 +250,56 @@ fn amount(dimension: &Dimension, value: &DeValue<'_>) -> Result<i64, String> {
     }
 }
 
+/// Returns limits as a file that [`parse`] reads as the same limits.
+pub fn text(rules: &[Rule]) -> String {
+    let mut text = String::new();
+    for rule in rules {
+        let labels = rule.pattern.labels();
+        let fixed =
+            labels.iter().filter_map(|(key, value)| Some(format!("{} = {}", quoted(key), quoted(value.as_ref()?))));
+        let fixed = fixed.collect::<Vec<_>>().join(", ");
+        let each = labels.iter().filter(|(_, value)| value.is_none()).map(|(key, _)| quoted(key));
+        let each = each.collect::<Vec<_>>().join(", ");
+        let max = rule
+            .max
+            .iter()
+            .map(|(dimension, amount)| format!("{} = {}", quoted(&dimension.key()), exact(dimension, *amount)));
+        let max = max.collect::<Vec<_>>().join(", ");
+        let line = |line: String, is_needed: bool| if is_needed { line + "\n" } else { String::new() };
+        text.extend([
+            "[[limit]]\n".to_owned(),
+            line(format!("labels = {{ {fixed} }}"), !fixed.is_empty()),
+            line(format!("each = [{each}]"), !each.is_empty()),
+            line(format!("max = {{ {max} }}"), !max.is_empty()),
+            line(format!("mode = \"{}\"", rule.mode.as_str()), rule.mode != LimitMode::Enforced),
+        ]);
+    }
+    text
+}
+
+/// Returns a key or a text in quotes.
+fn quoted(text: &str) -> String {
+    let escaped: String = text
+        .chars()
+        .map(|c| match c {
+            '"' | '\\' => format!("\\{c}"),
+            c if is_harmful(c) => format!("\\U{:08X}", u32::from(c)),
+            c => c.to_string(),
+        })
+        .collect();
+    format!("\"{escaped}\"")
+}
+
+/// Returns an amount without rounding; a size of whole units with its unit.
+fn exact(dimension: &Dimension, amount: i64) -> String {
+    let units = [(40, "t"), (30, "g"), (20, "m"), (10, "k")];
+    let unit = units.into_iter().find(|(bits, _)| amount > 0 && amount % (1 << bits) == 0);
+    match unit.filter(|_| dimension.is_size()) {
+        Some((bits, unit)) => format!("\"{}{unit}\"", amount >> bits),
+        None => amount.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +315,16 @@ mod tests {
         assert_eq!(shown[0], "each user enforced {Instances: 10, Custom(\"gpu\"): 0}");
         assert_eq!(shown[1..], ["creator=IDE,user=hadoop enforced {Memory: 1024, Cores: 16}", "each creator off {}"]);
         assert_eq!(parse("# No limits.\n"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn limits_are_read_as_written() {
+        let lines = "[[limit]]\nlabels = { \"team\" = \"a \\\"b\\\" \\\\\" }\neach = [\"creator\", \"user\"]\n\
+            max = { \"memory\" = \"20g\", \"cores\" = 4096, \"special.gpu\" = 0 }\nmode = \"advisory\"\n\
+            [[limit]]\neach = [\"user\"]\nmax = { \"memory\" = 1025 }\n[[limit]]\neach = [\"creator\"]\nmode = \"off\"\n";
+        let rules = parse(lines).unwrap();
+        assert_eq!(text(&rules), lines);
+        assert_eq!(parse(&text(&rules)).unwrap(), rules);
     }
 
     #[test]

@@ -8,6 +8,14 @@ use clap::Args;
 
 use super::{error::CommandFailure, output};
 
+/// Argument of commands that need a confirmation: `--yes`.
+#[derive(Debug, Clone, Args)]
+pub struct Confirmation {
+    /// Skip the confirmation. Required without a terminal.
+    #[arg(short, long)]
+    yes: bool,
+}
+
 /// Arguments of destructive commands: `--reason` and `--yes`.
 #[derive(Debug, Clone, Args)]
 pub struct Consent {
@@ -15,9 +23,32 @@ pub struct Consent {
     #[arg(long)]
     reason: Option<String>,
 
-    /// Skip the confirmation. Required without a terminal.
-    #[arg(long)]
-    yes: bool,
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Confirmation {
+    /// Reads the confirmation from the terminal unless it is an argument.
+    ///
+    /// # Errors
+    /// [`CommandFailure::Declined`]; [`CommandFailure::Usage`] without a terminal.
+    pub fn confirm(&self, question: &str) -> Result<(), CommandFailure> {
+        self.confirm_with(question, "")
+    }
+
+    fn confirm_with(&self, question: &str, also: &str) -> Result<(), CommandFailure> {
+        if self.yes {
+            return Ok(());
+        }
+        if !output::is_attended() {
+            let advice = format!("There is no terminal for the confirmation; add --yes{also} to confirm.");
+            return Err(CommandFailure::Usage(format!("{question} {advice}")));
+        }
+        match prompt(&format!("{question} [y/N] "))?.to_ascii_lowercase().as_str() {
+            "y" | "yes" => Ok(()),
+            _ => Err(CommandFailure::Declined),
+        }
+    }
 }
 
 impl Consent {
@@ -26,27 +57,14 @@ impl Consent {
     /// # Errors
     /// [`CommandFailure::Declined`]; [`CommandFailure::Usage`] without a terminal, or without a reason.
     pub fn confirm(&self, question: &str) -> Result<String, CommandFailure> {
-        if !self.yes {
-            self.confirm_on_terminal(question)?;
-        }
+        let also = if self.reason.is_none() { ", and --reason," } else { "" };
+        self.confirmation.confirm_with(question, also)?;
         reason(self.reason.as_deref())
     }
 
     /// Returns whether the user confirms on the terminal, so that the state can change in the meantime.
     pub fn is_interactive(&self) -> bool {
-        !self.yes
-    }
-
-    fn confirm_on_terminal(&self, question: &str) -> Result<(), CommandFailure> {
-        if !output::is_attended() {
-            let more = if self.reason.is_none() { ", and --reason," } else { "" };
-            let advice = format!("There is no terminal for the confirmation; add --yes{more} to confirm.");
-            return Err(CommandFailure::Usage(format!("{question} {advice}")));
-        }
-        match prompt(&format!("{question} [y/N] "))?.to_ascii_lowercase().as_str() {
-            "y" | "yes" => Ok(()),
-            _ => Err(CommandFailure::Declined),
-        }
+        !self.confirmation.yes
     }
 }
 

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use rm_client::calls;
 use rm_model::resource::Dimension;
-use rm_proto::v1::{self as proto, EmResource, Health, ListEmsRequest, ListEmsResponse};
+use rm_proto::v1::{self as proto, EmOrder, EmResource, Health, ListEmsRequest, ListEmsResponse};
 
 use super::{
     drain::{DrainCommand, ResumeCommand},
@@ -17,6 +17,7 @@ use super::{
         table::{Column, TableRow, cells, details},
         text,
     },
+    register::{RegisterCommand, UnregisterCommand},
     service::{ServiceClient, TIMEOUT},
     service_arguments::PollArguments,
     values,
@@ -37,6 +38,12 @@ pub enum EmCommand {
     /// Allow grants on a drained EM again. Exit code 1 if it was not drained.
     #[command(after_help = end("em resume host1:9102", &calls::RESUME))]
     Resume(ResumeCommand),
+    /// Register an EM, as the EM itself does. A known one gets a new registration.
+    #[command(after_help = end("em register host9:9102 --total memory=64g,cores=16,instances=20", &calls::REGISTER))]
+    Register(RegisterCommand),
+    /// Remove an EM and its tickets. Exit code 1 if it is not registered.
+    #[command(after_help = end("em unregister host9:9102", &calls::UNREGISTER))]
+    Unregister(UnregisterCommand),
 }
 
 impl EmCommand {
@@ -47,6 +54,8 @@ impl EmCommand {
             Self::Get(command) => command.run().await,
             Self::Drain(command) => command.run().await,
             Self::Resume(command) => command.run().await,
+            Self::Register(command) => command.run().await,
+            Self::Unregister(command) => command.run().await,
         }
     }
 }
@@ -59,6 +68,16 @@ enum StateFilter {
     Unhealthy,
     Silent,
     Draining,
+}
+
+/// Order of the list of EMs.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum SortBy {
+    Name,
+    /// The fullest first.
+    Full,
+    /// Those that need a person first, and within a state the fullest.
+    State,
 }
 
 /// Arguments of `em list`.
@@ -75,6 +94,10 @@ pub struct ListEmsCommand {
     /// Only EMs in this state.
     #[arg(long, value_enum)]
     state: Option<StateFilter>,
+
+    /// Order: by name, the fullest first, or by state (those that need a person first).
+    #[arg(long, value_enum, default_value = "name", hide_possible_values = true)]
+    sort: SortBy,
 
     /// Former words of --state.
     #[arg(long, value_name = "BOOL", hide = true, conflicts_with = "state")]
@@ -137,6 +160,12 @@ impl ListEmsCommand {
         };
         let question = ListEmsRequest {
             health: health.into(),
+            order: match self.sort {
+                SortBy::Name => EmOrder::Unspecified,
+                SortBy::Full => EmOrder::Fullest,
+                SortBy::State => EmOrder::Urgent,
+            }
+            .into(),
             em_application_name: self.application.unwrap_or_default(),
             labels: self.labels.into_iter().collect(),
             silent: self.silent.or(is(StateFilter::Silent)),

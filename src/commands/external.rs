@@ -1,11 +1,11 @@
-//! `provider`, `queue`, `application`: lists of external clusters and their content.
+//! `queue`, `application`: content of external clusters.
 
 use clap::{Args, Subcommand};
 
 use rm_client::calls;
 use rm_proto::v1::{
-    Application, ListApplicationsRequest, ListApplicationsResponse, ListProvidersRequest, ListProvidersResponse,
-    ListQueuesRequest, ListQueuesResponse, Provider, ProviderSelector, Queue, QueueAmounts, QueueState,
+    Application, GetQueueRequest, ListApplicationsRequest, ListApplicationsResponse, ListQueuesRequest,
+    ListQueuesResponse, ProviderSelector, Queue, QueueAmounts, QueueState,
 };
 
 use super::{
@@ -14,28 +14,15 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
+        Printer,
         table::{Column, TableRow, cells},
         text,
     },
+    service::{ServiceClient, TIMEOUT},
+    service_arguments::PollArguments,
+    values,
 };
 use rm_model::external::YARN;
-
-/// Verbs of `provider`.
-#[derive(Debug, Clone, Subcommand)]
-pub enum ProviderCommand {
-    /// List the external clusters whose queues requests can name.
-    #[command(after_help = end("provider list", &calls::LIST_PROVIDERS))]
-    List(ListProvidersCommand),
-}
-
-impl ProviderCommand {
-    /// Runs the verb.
-    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        match self {
-            Self::List(command) => command.run().await,
-        }
-    }
-}
 
 /// Verbs of `queue`.
 #[derive(Debug, Clone, Subcommand)]
@@ -43,6 +30,9 @@ pub enum QueueCommand {
     /// List the queues of an external cluster.
     #[command(after_help = end("queue list --type Kubernetes", &calls::LIST_QUEUES))]
     List(ListQueuesCommand),
+    /// Show a queue, and the queues above it, which can limit it. Exit code 1 if there is none.
+    #[command(after_help = end("queue get root.etl", &calls::GET_QUEUE))]
+    Get(GetQueueCommand),
 }
 
 impl QueueCommand {
@@ -50,6 +40,7 @@ impl QueueCommand {
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         match self {
             Self::List(command) => command.run().await,
+            Self::Get(command) => command.run().await,
         }
     }
 }
@@ -71,13 +62,6 @@ impl ApplicationCommand {
     }
 }
 
-/// Arguments of `provider list`.
-#[derive(Debug, Clone, Args)]
-pub struct ListProvidersCommand {
-    #[command(flatten)]
-    list: ListArguments,
-}
-
 /// Arguments of `queue list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListQueuesCommand {
@@ -91,6 +75,25 @@ pub struct ListQueuesCommand {
 
     #[command(flatten)]
     list: ListArguments,
+}
+
+/// Arguments of `queue get`.
+#[derive(Debug, Clone, Args)]
+pub struct GetQueueCommand {
+    /// Path of the queue, or the namespace.
+    #[arg(value_parser = values::name)]
+    queue: String,
+
+    /// Name of the cluster [default: the cluster without labels].
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+
+    /// Type of the cluster: Yarn or Kubernetes.
+    #[arg(long = "type", value_name = "TYPE", default_value = YARN)]
+    resource_type: String,
+
+    #[command(flatten)]
+    watching: PollArguments,
 }
 
 /// Arguments of `application list`.
@@ -116,15 +119,6 @@ pub struct ListApplicationsCommand {
     list: ListArguments,
 }
 
-const PROVIDER_COLUMNS: &[Column] = &[
-    Column::name("NAME").key(),
-    Column::text("TYPE").key(),
-    Column::text("LABELS"),
-    Column::text("UPDATED BY"),
-    Column::number("UPDATED"),
-    Column::text("CONFIG").wide(),
-];
-
 const QUEUE_COLUMNS: &[Column] = &[
     Column::name("QUEUE").key(),
     Column::text("STATE").key(),
@@ -149,8 +143,6 @@ const APPLICATION_COLUMNS: &[Column] = &[
     Column::text("NAME"),
 ];
 
-listed!(whole LIST_PROVIDERS: ListProvidersRequest => ListProvidersResponse, providers: Provider, PROVIDER_COLUMNS,
-    |provider| vec![provider_row(provider)]);
 listed!(LIST_QUEUES: ListQueuesRequest => ListQueuesResponse, queues: Queue, QUEUE_COLUMNS, |queue| vec![queue_row(queue)]);
 listed!(LIST_APPLICATIONS: ListApplicationsRequest => ListApplicationsResponse, applications: Application,
     APPLICATION_COLUMNS, |application| vec![application_row(application)]);
@@ -160,18 +152,29 @@ fn selector(resource_type: &str, name: Option<String>) -> ProviderSelector {
     ProviderSelector { resource_type, name, ..Default::default() }
 }
 
-impl ListProvidersCommand {
-    /// Lists the providers.
-    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        self.list.list(ListProvidersRequest {}).await
-    }
-}
-
 impl ListQueuesCommand {
     /// Lists the queues.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let provider = Some(selector(&self.resource_type, self.provider));
         self.list.list(ListQueuesRequest { provider, ..Default::default() }).await
+    }
+}
+
+impl GetQueueCommand {
+    /// Shows the queue, then the queues above it.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let provider = Some(selector(&self.resource_type, self.provider));
+        let question = GetQueueRequest { provider, queue_name: self.queue };
+        let show = async |service: &ServiceClient, printer: &mut Printer| {
+            let reply = service.make(&calls::GET_QUEUE, &question).await?;
+            if printer.is_json() {
+                return printer.answer(&calls::GET_QUEUE, &reply, String::new);
+            }
+            let rows: Vec<TableRow> = reply.queue.iter().chain(&reply.ancestors).map(queue_row).collect();
+            printer.rows(QUEUE_COLUMNS, &rows)
+        };
+        self.watching.rounds(TIMEOUT, show).await?;
+        Ok(CommandReply::Yes)
     }
 }
 
@@ -187,17 +190,6 @@ impl ListApplicationsCommand {
         };
         self.list.list(question).await
     }
-}
-
-fn provider_row(provider: &Provider) -> TableRow {
-    cells![
-        text::name(&provider.name),
-        provider.resource_type.clone(),
-        text::labels(&provider.labels),
-        provider.updated_by.clone(),
-        provider.update_time.as_ref(),
-        provider.config.clone(),
-    ]
 }
 
 fn queue_row(queue: &Queue) -> TableRow {

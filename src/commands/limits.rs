@@ -2,19 +2,17 @@
 //!
 //! A change is shown and confirmed before it is made; the service computes the differences. Without a terminal, consent is an
 //! argument.
-//! Submodule `counting`: progress of counting by new limits.
+//! Submodules: `one`: commands for one limit; `counting`: progress of counting by new limits.
 
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::config;
+use crate::{config, limits_file};
 use rm_client::calls;
 use rm_edge::convert;
-use rm_model::limit::LabelPattern;
 use rm_proto::v1::{
-    DeleteLimitRequest, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ReplaceLimitsRequest,
-    ReplaceLimitsResponse, ScopeUsage,
+    Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ReplaceLimitsRequest, ReplaceLimitsResponse, ScopeUsage,
 };
 
 use super::{
@@ -23,15 +21,19 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
+        OutputArguments,
         table::{Column, TableRow, cells},
         text,
     },
     scopes,
-    service::{ServiceClient, TIMEOUT, TIMEOUT_LONG},
+    service::{EndpointArguments, ServiceClient, TIMEOUT, TIMEOUT_LONG},
     service_arguments::ServiceArguments,
 };
 
 mod counting;
+mod one;
+
+use one::{DeleteLimitCommand, GetLimitCommand, SetLimitCommand};
 
 /// Verbs of `limit`.
 #[derive(Debug, Clone, Subcommand)]
@@ -39,6 +41,12 @@ pub enum LimitCommand {
     /// List the limits, in the order in which they are checked.
     #[command(after_help = end("limit list", &calls::LIST_LIMITS))]
     List(ListLimitsCommand),
+    /// Show a limit. Exit code 1 if there is none.
+    #[command(after_help = end("limit get user=hadoop", &calls::LIST_LIMITS))]
+    Get(GetLimitCommand),
+    /// Set one limit: the most that tickets with these labels use together. Shows what it replaces, for a confirmation.
+    #[command(after_help = end("limit set user=hadoop --max instances=2,memory=20g", &calls::SET_LIMIT))]
+    Set(SetLimitCommand),
     /// Print the changes that a file of limits would make. Exit code 0 without changes, 1 with changes.
     #[command(after_help = end("limit diff limits.toml", &calls::REPLACE_LIMITS))]
     Diff(DiffLimitsCommand),
@@ -46,8 +54,11 @@ pub enum LimitCommand {
     #[command(after_help = end("limit apply limits.toml --reason \"as agreed\"", &calls::REPLACE_LIMITS))]
     Apply(ApplyLimitsCommand),
     /// Delete a limit. Exit code 1 if there is none.
-    #[command(after_help = end("limit delete user=hadoop creator", &calls::DELETE_LIMIT))]
+    #[command(after_help = end("limit delete user=hadoop,creator=IDE", &calls::DELETE_LIMIT))]
     Delete(DeleteLimitCommand),
+    /// Print all limits as a file for limit diff and limit apply.
+    #[command(after_help = end("limit export > limits.toml", &calls::LIST_LIMITS))]
+    Export(ExportLimitsCommand),
 }
 
 /// Arguments of `limit list`.
@@ -80,18 +91,11 @@ pub struct ApplyLimitsCommand {
     arguments: ServiceArguments,
 }
 
-/// Arguments of `limit delete`.
+/// Arguments of `limit export`.
 #[derive(Debug, Clone, Args)]
-pub struct DeleteLimitCommand {
-    /// Labels of the limit: KEY=VALUE, or KEY if each value of the label has a maximum of its own.
-    #[arg(required = true, value_name = "LABEL")]
-    labels: Vec<String>,
-
+pub struct ExportLimitsCommand {
     #[command(flatten)]
-    consent: Consent,
-
-    #[command(flatten)]
-    arguments: ServiceArguments,
+    service: EndpointArguments,
 }
 
 /// Number of limits per page.
@@ -114,6 +118,9 @@ impl LimitCommand {
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         match self {
             Self::List(ListLimitsCommand { list }) => list.list(ListLimitsRequest::default()).await,
+            Self::Get(get) => get.run().await,
+            Self::Set(set) => set.run().await,
+            Self::Export(export) => export.run().await,
             Self::Diff(diff) => diff.run().await,
             Self::Apply(apply) => apply.run().await,
             Self::Delete(delete) => delete.run().await,
@@ -152,27 +159,22 @@ impl ApplyLimitsCommand {
     }
 }
 
-impl DeleteLimitCommand {
+impl ExportLimitsCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let mut limit = Limit::default();
-        for label in &self.labels {
-            match label.split_once('=') {
-                Some((key, value)) => {
-                    limit.labels.insert(key.to_owned(), value.to_owned());
-                }
-                None => limit.each.push(label.clone()),
+        let service = self.service.connect(TIMEOUT)?;
+        let mut question = ListLimitsRequest { page_size: PAGE, ..Default::default() };
+        let mut limits = Vec::new();
+        loop {
+            let page = service.make(&calls::LIST_LIMITS, &question).await?;
+            limits.extend(page.limits);
+            match page.next_page_token {
+                end if end.is_empty() => break,
+                token => question.page_token = token,
             }
         }
-        let pattern = convert::limit::pattern("LABEL", &limit)?;
-        let service = self.arguments.service(TIMEOUT)?;
-        let expected_etag = match self.consent.is_interactive() {
-            true => Some(etag(&service, &pattern).await?),
-            false => None,
-        };
-        let reason = self.consent.confirm(&format!("This deletes the limit {pattern}. Delete it?"))?;
-        let question = DeleteLimitRequest { limit: Some(limit), expected_etag, reason };
-        let answer = service.make(&calls::DELETE_LIMIT, &question).await?;
-        self.arguments.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("deleted the limit {pattern}\n"))?;
+        let rules =
+            limits.iter().map(|limit| convert::limit::rule("limit", Some(limit))).collect::<Result<Vec<_>, _>>()?;
+        OutputArguments::default().printer().print(&limits_file::text(&rules))?;
         Ok(CommandReply::Yes)
     }
 }
@@ -193,20 +195,6 @@ async fn compare(service: &ServiceClient, limits: Vec<Limit>) -> Result<ReplaceL
 fn is_same(a: &ReplaceLimitsResponse, b: &ReplaceLimitsResponse) -> bool {
     let limits = |changes: &ReplaceLimitsResponse| (changes.added_count, changes.changed_count, changes.removed_count);
     limits(a) == limits(b) && a.added == b.added && a.changed == b.changed && a.removed == b.removed
-}
-
-/// Returns the etag of the limit with these labels; empty if it does not exist.
-async fn etag(service: &ServiceClient, pattern: &LabelPattern) -> Result<String, CommandFailure> {
-    let mut question = ListLimitsRequest { page_size: PAGE, ..Default::default() };
-    loop {
-        let page = service.make(&calls::LIST_LIMITS, &question).await?;
-        let is_it = |limit: &&Limit| convert::limit::pattern("limit", limit).is_ok_and(|known| known == *pattern);
-        match page.limits.iter().find(is_it) {
-            Some(limit) => return Ok(limit.etag.clone()),
-            None if page.next_page_token.is_empty() => return Ok(String::new()),
-            None => question.page_token = page.next_page_token,
-        }
-    }
 }
 
 fn count(changes: &ReplaceLimitsResponse) -> i64 {

@@ -44,6 +44,11 @@ impl EmName {
         Ok(Self(answer::em_message(&em)))
     }
 
+    /// Returns the EM of this whole name.
+    pub fn whole(self) -> proto::EmInstance {
+        self.0
+    }
+
     /// Returns the EM. A name without a port can be the beginning of an EM's name, before a dot or a colon.
     ///
     /// # Errors

@@ -1,18 +1,22 @@
 //! `policy`: the limits that apply to each kind of EM.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use rm_client::calls;
-use rm_proto::v1::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
+use rm_proto::v1::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy, SetPolicyRequest};
 
 use super::{
+    consent::Confirmation,
     error::{CommandFailure, CommandReply},
     help::end,
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow, cells},
+        table::{Column, TableRow, cells, details},
         text,
     },
+    service::TIMEOUT_LONG,
+    service_arguments::ServiceArguments,
+    values,
 };
 
 /// Verbs of `policy`.
@@ -21,6 +25,9 @@ pub enum PolicyCommand {
     /// List the limits of each kind of EM.
     #[command(after_help = end("policy list", &calls::LIST_POLICIES))]
     List(ListPoliciesCommand),
+    /// Set the limits, the labels and the placement of a kind of EM. Shows what it replaces, for a confirmation.
+    #[command(after_help = end("policy set session-manager --checks labels", &calls::SET_POLICY))]
+    Set(SetPolicyCommand),
 }
 
 impl PolicyCommand {
@@ -28,6 +35,7 @@ impl PolicyCommand {
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         match self {
             Self::List(command) => command.run().await,
+            Self::Set(command) => command.run().await,
         }
     }
 }
@@ -37,6 +45,47 @@ impl PolicyCommand {
 pub struct ListPoliciesCommand {
     #[command(flatten)]
     list: ListArguments,
+}
+
+/// Limits that a policy applies.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum CheckName {
+    Creator,
+    User,
+    Labels,
+}
+
+/// Selection among EMs.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PlacementName {
+    Spread,
+    Pack,
+}
+
+/// Arguments of `policy set`.
+#[derive(Debug, Clone, Args)]
+pub struct SetPolicyCommand {
+    /// Application of the EMs.
+    #[arg(value_name = "KIND", value_parser = values::name)]
+    em_application: String,
+
+    /// Limits that apply, with commas: those of creators alone, of users alone, and of other labels [default: none].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    checks: Vec<CheckName>,
+
+    /// Label that requests to these EMs must carry. Repeatable.
+    #[arg(long = "required-label", value_name = "KEY")]
+    required_labels: Vec<String>,
+
+    /// Selection among these EMs.
+    #[arg(long, value_enum, default_value = "spread")]
+    placement: PlacementName,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+
+    #[command(flatten)]
+    arguments: ServiceArguments,
 }
 
 const COLUMNS: &[Column] = &[
@@ -52,6 +101,37 @@ impl ListPoliciesCommand {
     /// Lists the policies.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         self.list.list(ListPoliciesRequest {}).await
+    }
+}
+
+impl SetPolicyCommand {
+    /// Shows what the policy replaces, and sets it.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let service = self.arguments.service(TIMEOUT_LONG)?;
+        let check = |name: &CheckName| match name {
+            CheckName::Creator => Check::Creator,
+            CheckName::User => Check::User,
+            CheckName::Labels => Check::Labels,
+        };
+        let placement = match self.placement {
+            PlacementName::Spread => Placement::Spread,
+            PlacementName::Pack => Placement::Pack,
+        };
+        let policy = Policy {
+            em_application_name: self.em_application,
+            checks: self.checks.iter().map(|name| check(name).into()).collect(),
+            required_labels: self.required_labels,
+            placement: placement.into(),
+        };
+        let known = service.make(&calls::LIST_POLICIES, &ListPoliciesRequest {}).await?.policies;
+        if let Some(before) = known.iter().find(|known| known.em_application_name == policy.em_application_name) {
+            let (now, new) = (details(COLUMNS, &row(before)), details(COLUMNS, &row(&policy)));
+            self.confirmation.confirm(&format!("now\n{now}new\n{new}Change it?"))?;
+        }
+        let question = SetPolicyRequest { policy: Some(policy.clone()) };
+        let reply = service.make_slowly("setting the policy", &calls::SET_POLICY, &question).await?;
+        self.arguments.printer().answer(&calls::SET_POLICY, &reply, || details(COLUMNS, &row(&policy)))?;
+        Ok(CommandReply::Yes)
     }
 }
 

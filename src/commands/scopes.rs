@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::{Args, Subcommand};
 
 use rm_client::calls;
-use rm_proto::v1::{Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
+use rm_proto::v1::{GetScopeRequest, Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
 
 use super::{
     ems::percent,
@@ -13,9 +13,12 @@ use super::{
     help::end,
     list::{ListArguments, listed},
     output::{
+        Printer,
         table::{Column, TableRow, cells},
         text,
     },
+    service::{ServiceClient, TIMEOUT},
+    service_arguments::PollArguments,
     values,
 };
 
@@ -25,6 +28,9 @@ pub enum ScopeCommand {
     /// List the use of users, creators and other labels, against their limits.
     #[command(after_help = end("scope list --fullest --limit 10", &calls::LIST_SCOPES))]
     List(ListScopesCommand),
+    /// Show the use of one scope, by its labels. Exit code 1 if no limit counts by these labels.
+    #[command(after_help = end("scope get user=hadoop", &calls::GET_SCOPE))]
+    Get(GetScopeCommand),
 }
 
 impl ScopeCommand {
@@ -32,6 +38,7 @@ impl ScopeCommand {
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         match self {
             Self::List(command) => command.run().await,
+            Self::Get(command) => command.run().await,
         }
     }
 }
@@ -53,6 +60,33 @@ pub struct ListScopesCommand {
 
     #[command(flatten)]
     list: ListArguments,
+}
+
+/// Arguments of `scope get`.
+#[derive(Debug, Clone, Args)]
+pub struct GetScopeCommand {
+    /// Labels of the scope: KEY=VALUE, several with commas.
+    #[arg(required = true, value_name = "LABELS", value_delimiter = ',', value_parser = values::label)]
+    labels: Vec<(String, String)>,
+
+    #[command(flatten)]
+    watching: PollArguments,
+}
+
+impl GetScopeCommand {
+    /// Shows the scope.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let question = GetScopeRequest { labels: self.labels.into_iter().collect() };
+        let show = async |service: &ServiceClient, printer: &mut Printer| {
+            let reply = service.make(&calls::GET_SCOPE, &question).await?;
+            if printer.is_json() {
+                return printer.answer(&calls::GET_SCOPE, &reply, String::new);
+            }
+            printer.rows(COLUMNS, &reply.scope.iter().flat_map(rows).collect::<Vec<_>>())
+        };
+        self.watching.rounds(TIMEOUT, show).await?;
+        Ok(CommandReply::Yes)
+    }
 }
 
 /// One row per limited dimension; for a scope without limits, one per used dimension.

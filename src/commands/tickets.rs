@@ -18,6 +18,7 @@ use super::{
         table::{Column, TableRow, cells, details},
         text,
     },
+    register::AdoptCommand,
     service::{ServiceClient, TIMEOUT},
     service_arguments::{PollArguments, ServiceArguments},
     values,
@@ -35,6 +36,10 @@ pub enum TicketCommand {
     /// End a ticket, whether or not its engine still runs. Exit code 1 if the ticket never existed.
     #[command(after_help = end("ticket release 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01", &calls::FORCE_RELEASE))]
     Release(ReleaseCommand),
+    /// Give a running engine a ticket, whether or not it fits.
+    #[command(after_help = end("ticket adopt 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a09 --em host1:9102 --engine host1:34567 \
+        --user alice --creator IDE --used memory=4g,cores=1,instances=1", &calls::ADOPT_TICKET))]
+    Adopt(AdoptCommand),
 }
 
 impl TicketCommand {
@@ -44,6 +49,7 @@ impl TicketCommand {
             Self::List(command) => command.run().await,
             Self::Get(command) => command.run().await,
             Self::Release(command) => command.run().await,
+            Self::Adopt(command) => command.run().await,
         }
     }
 }
@@ -112,7 +118,7 @@ const COLUMNS: &[Column] = &[
     Column::text("ENGINE").wide(),
     Column::text("LABELS").wide(),
     Column::text("OBSERVED").wide(),
-    Column::text("ASKED BY").wide(),
+    Column::text("REQUESTED BY").wide(),
 ];
 
 listed!(LIST_TICKETS: ListTicketsRequest => ListTicketsResponse, tickets: Message, COLUMNS, |ticket| vec![row(ticket)]);

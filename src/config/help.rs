@@ -8,8 +8,8 @@ use crate::commands::help::examples;
 
 /// Commands by what they are for.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Look", &["overview", "top", "em", "ticket", "waiting", "refusals", "scope", "usage", "history"]),
-    ("Decide", &["limit", "policy", "hold"]),
+    ("Look", &["overview", "top", "em", "ticket", "waiting", "refusals", "user", "scope", "usage", "history"]),
+    ("Decide", &["request", "limit", "policy", "hold"]),
     ("Outside", &["provider", "queue", "application"]),
     ("Run", &["serve", "demo", "token", "audit", "repair", "tasks", "instance", "health", "migrate", "completions"]),
 ];

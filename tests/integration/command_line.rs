@@ -23,6 +23,7 @@ struct World {
 }
 
 mod answers;
+mod one_limit;
 mod tables;
 mod terminal;
 
@@ -136,7 +137,7 @@ async fn commands_return_documented_exit_codes() {
         // Tables of rows that the cookbook does not show in full.
         (&["em", "list", "--no-headers", "--limit", "1"][..], 0, "host1:9102  unreported  "),
         (&["ticket", "list", "-o", "wide", "--user", HOSTILE], 0, "mallory\\u{202e}\\u{200b}"),
-        (&["ticket", "list", "-o", "wide"], 0, "ASKED BY"),
+        (&["ticket", "list", "-o", "wide"], 0, "REQUESTED BY"),
         // The service replies with an error.
         (&["ticket", "get", &unknown][..], 1, "there is no ticket"),
         (&["em", "get", "host9:9102"], 1, "host9:9102"),

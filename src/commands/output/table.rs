@@ -246,19 +246,19 @@ impl TextTable {
         }
     }
 
-    /// Narrows the longest names, as long as different names remain different.
+    /// Narrows the longest names, as long as different names remain different. Titles stay whole.
     fn cut_names(&mut self, fit: usize, lines: &[Vec<String>]) {
+        let is_name = |column: &Column| matches!(column.content, ColumnContent::Name | ColumnContent::Em);
         let mut least: BTreeMap<usize, usize> = BTreeMap::new();
         while self.total() > fit {
-            let is_name = |at: usize| {
-                self.columns.get(at).is_some_and(|c| matches!(c.content, ColumnContent::Name | ColumnContent::Em))
-            };
             let mut widest = None;
-            for (at, width) in self.shown.iter().filter(|(at, _)| is_name(**at)) {
-                let least =
-                    *least.entry(*at).or_insert_with(|| shortest(lines.iter().filter_map(|line| line.get(*at))));
-                if *width > least && widest.is_none_or(|(_, other)| *width > other) {
-                    widest = Some((*at, *width));
+            for (at, column_width) in &self.shown {
+                let Some(column) = self.columns.get(*at).filter(|column| is_name(column)) else { continue };
+                let least = least.entry(*at).or_insert_with(|| {
+                    shortest(lines.iter().filter_map(|line| line.get(*at))).max(width(column.title))
+                });
+                if *column_width > *least && widest.is_none_or(|(_, other)| *column_width > other) {
+                    widest = Some((*at, *column_width));
                 }
             }
             let Some((at, width)) = widest else { return };

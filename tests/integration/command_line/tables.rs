@@ -21,6 +21,7 @@ const LISTS: &[(&[&str], &[&str])] = &[
     (&["ticket", "list"], &["TICKET", "USER", "EM", "STATE", "SINCE", "MEMORY", "CORES"]),
     (&["waiting"], &["USER", "WAITS FOR", "POSITION", "SINCE"]),
     (&["scope", "list"], &["SCOPE", "DIMENSION", "FULL", "USED", "MAX"]),
+    (&["user", "list"], &["USER", "TICKETS", "CORES", "MEMORY"]),
     (&["limit", "list"], &["LIMIT", "MAX", "MODE"]),
     (&["refusals"], &["PERIOD", "USER", "REFUSED BY", "SHORT OF", "TIMES"]),
     (&["history", "--newest"], &["TIME", "ACTION", "USER", "WHERE", "TICKET"]),
@@ -88,9 +89,10 @@ impl World {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_tables_keep_rows_apart_at_all_widths() {
     let world = world().await;
-    let has_refusals =
-        async || text(&program(&world.rm.address, &["refusals", "--no-headers"]).output().unwrap().stdout);
-    eventually("all refusals are listed", LONG, async || has_refusals().await.lines().count() >= 3).await;
+    for sums in [&["refusals", "--no-headers"][..], &["user", "list", "--no-headers"]] {
+        let count = || text(&program(&world.rm.address, sums).output().unwrap().stdout).lines().count();
+        eventually("the sums have all users", LONG, async || count() >= 3).await;
+    }
     for (words, titles) in LISTS {
         for columns in WIDTHS {
             let lines = world.lines(words, columns);
@@ -103,7 +105,7 @@ async fn terminal_tables_keep_rows_apart_at_all_widths() {
             assert_eq!(apart.len(), rows.len(), "{columns}: rows are alike: {lines:#?}");
             assert!(!rows.is_empty(), "{words:?} {columns}");
             // Only names that differ in their middle alone, and whole ids, are wider.
-            let is_wide = ["ticket", "waiting", "scope", "refusals", "history"].contains(&words[0]);
+            let is_wide = ["ticket", "waiting", "scope", "refusals", "history", "user"].contains(&words[0]);
             let widest = rows.iter().map(|line| line.chars().count()).max().unwrap_or(0);
             assert!(is_wide || widest <= usize::from(columns), "{columns}: {lines:#?}");
         }
