@@ -21,16 +21,20 @@ use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::command_line::program;
 use crate::documents::{World, verify};
 use crate::external::{FAIR, Yarn, client_of, config, provider, put};
 use crate::harness::*;
 
 const INDEX: &str = include_str!("../../docs/COOKBOOK.md");
 
+const QUESTIONS: &str = include_str!("../../docs/cookbook/questions.md");
+
 /// Pages of the cookbook.
-const PAGES: [(&str, &str); 4] = [
+const PAGES: [(&str, &str); 5] = [
     ("cookbook/users.md", include_str!("../../docs/cookbook/users.md")),
     ("cookbook/clients.md", include_str!("../../docs/cookbook/clients.md")),
+    ("cookbook/questions.md", QUESTIONS),
     ("cookbook/operators.md", include_str!("../../docs/cookbook/operators.md")),
     ("cookbook/administrators.md", include_str!("../../docs/cookbook/administrators.md")),
 ];
@@ -144,7 +148,10 @@ impl Cluster {
             let refusals = usage.clone().list_refusals(proto::ListRefusalsRequest::default()).await.unwrap();
             let by = proto::UsageBy::User.into();
             let used = usage.clone().get_usage(proto::GetUsageRequest { by, ..Default::default() }).await.unwrap();
-            let is_recorded = !refusals.into_inner().refusals.is_empty() && !used.into_inner().sums.is_empty();
+            let users = usage.clone().list_users(proto::ListUsersRequest::default()).await.unwrap();
+            let is_recorded = !users.into_inner().users.is_empty()
+                && !refusals.into_inner().refusals.is_empty()
+                && !used.into_inner().sums.is_empty();
             let has_run = tasks.iter().any(|task| task.last_success_time.is_some());
             line == 1 && scopes.scopes == 14 && scopes.over_limit == 1 && has_run && is_recorded
         };
@@ -192,6 +199,27 @@ async fn cookbook_for_operators_prints_its_outputs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cookbook_for_administrators_prints_its_outputs() {
     Cluster::start().await.verify("docs/cookbook/administrators.md").await;
+}
+
+/// Each row of the table has one command, which replies to its question: it prints a row below the headers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cookbook_for_questions_has_one_command_each() {
+    let world = Cluster::start().await;
+    let rows = QUESTIONS.lines().filter(|line| line.starts_with("| ") && line.contains('?'));
+    let commands: Vec<(&str, &str)> = rows.map(|row| (row, row.split('`').nth(1).unwrap())).collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    for (row, command) in commands {
+        let words: Vec<&str> = command.strip_prefix("linkis-rm ").unwrap().split(' ').collect();
+        let output = program(&world.rm.address, &words).output().unwrap();
+        let (reply, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let lines = reply.lines().count();
+        assert!(
+            output.status.success() && (lines > 1 || ["audit", "provider"].contains(&words[0])),
+            "{row}: {reply}{error}"
+        );
+    }
+    world.waiting.abort();
+    world.rm.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
