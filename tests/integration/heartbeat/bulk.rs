@@ -66,6 +66,12 @@ async fn complete_reports_read_no_tickets() {
     let locked = ecm.locked().await;
     let used: Vec<&Grant> = used.iter().collect();
     ecm.beat(&used).await;
+    // The next instance runs no shared background task: the sums by user begin with a read of all tickets.
+    let lease = "UPDATE linkis_rm_lease SET instance_id = gen_random_uuid(), held_until = 'infinity'";
+    eventually("the lease is taken", LONG, || async {
+        sqlx::query(lease).execute(&database.pool).await.unwrap().rows_affected() == 1
+    })
+    .await;
     rm.stop().await;
     tickets_read(&database).await;
 
