@@ -481,3 +481,46 @@ async fn placement_on_silent_database_ends_by_deadline() {
     let again = async || rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.is_ok();
     eventually("the instance serves again", Duration::from_secs(20), again).await;
 }
+
+/// Waiters that no EM can serve, because their user is at a limit or held, delay no other waiter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_waiter_behind_blocked_crowd_is_woken() {
+    const CROWD: usize = 40;
+    // If the EM is full when they come, each of them has to find out first that capacity at the EM does not serve it.
+    for (is_held, is_full) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (database, rm) = start().await;
+        let (one, host) = (|| load(1, 1, 1), em("host"));
+        rm.client.register(registration(host.clone(), load(4, 4, 4))).await.unwrap();
+        rm.client.request_resource(&anywhere("pig", one())).await.granted();
+        if is_held {
+            let key = LockKey::User(name("pig"));
+            let hold = NewHold { key, duration: Duration::from_secs(600), reason: name("an audit") };
+            rm.client.hold(&hold).await.unwrap();
+        } else {
+            rm.client.set_limit(&limit(&[("user", Some("pig"))], &[(Dimension::Instances, 1)])).await.unwrap();
+        }
+        let ask = |user: &str| ResourceRequest { wait_timeout: LONG, ..anywhere(user, one()) };
+        let fill = async || {
+            let mut grants = Vec::new();
+            while let ResultResource::Available(grant) =
+                rm.client.request_resource(&request(&host, "first", one())).await.unwrap()
+            {
+                grants.push(grant);
+            }
+            grants
+        };
+        let mut grants = if is_full { fill().await } else { Vec::new() };
+        let crowd: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, ask("pig"))).collect();
+        database.waiting(i64::try_from(CROWD).unwrap()).await;
+        grants.extend(fill().await);
+        let mouse = enqueue(&rm.client, ask("mouse")).await;
+        for grant in &grants {
+            rm.client.resource_released(&release(grant, "first")).await.unwrap();
+        }
+        grant_of(mouse).await;
+        crowd.iter().for_each(Call::abort);
+        assert_wait_queues_empty(&rm.client).await;
+        rm.client.release_hold(&LockKey::User(name("pig"))).await.unwrap();
+        assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+    }
+}

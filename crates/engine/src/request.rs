@@ -65,8 +65,8 @@ pub trait SharedState {
     fn has_entry(&self) -> bool;
     /// Whether the request has a queue entry at exactly these keys.
     fn has_entry_at(&self, wait_keys: &WaitKeys) -> bool;
-    /// Records the queue entry that the ledger has stored.
-    fn update_entry(&mut self, entry: &QueuedOutcome);
+    /// Records the queue entry that the ledger has stored. `any_em` states whether capacity at any EM may serve the request.
+    fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool);
     /// Records that the queue entry does not exist any more.
     fn mark_removed(&mut self);
     /// Records that the request was granted, and that its entry has left the queue.

@@ -263,12 +263,16 @@ struct Waiter<H> {
     state: WaiterState,
     /// Whether the waiter was submitted since it last parked. The submission may have met later events.
     tries: bool,
+    /// Former keys, at which the waiter is until it parks: its wake-up may have come from there, and must be forwarded. `None`
+    /// means those that accept any EM.
+    leaving: Vec<Option<WaitKeyHash>>,
 }
 
 impl<H> Waiter<H> {
-    /// Returns the keys of the waiter; `None` means those that accept any EM.
+    /// Returns the keys at which the waiter is, former ones last; `None` means those that accept any EM.
     fn all_keys(&self) -> Vec<Option<WaitKeyHash>> {
-        self.keys.iter().copied().map(Some).chain(self.sleeper.any_em.then_some(None)).collect()
+        let keys = self.keys.iter().copied().map(Some).chain(self.sleeper.any_em.then_some(None));
+        keys.chain(self.leaving.iter().copied()).collect()
     }
 
     /// Whether the waiter checks now, by a state that may be older than the last event, and was not submitted.
@@ -309,19 +313,18 @@ impl<H: Clone> WaiterIndex<H> {
         let any_em = sleeper.any_em;
         let keys: Vec<WaitKeyHash> = keys.into_iter().collect();
         let before = self.waiters.remove(&position);
+        let is_kept = |key: &Option<WaitKeyHash>| key.map_or(any_em, |key| keys.contains(&key));
+        let leaving = before.iter().flat_map(Waiter::all_keys).filter(|key| !is_kept(key)).collect();
         let again = match &before {
             Some(Waiter { state: WaiterState::Awake(again), .. }) => *again,
             _ => None,
         };
-        for key in before.iter().flat_map(|before| &before.keys).filter(|key| !keys.contains(key)) {
-            self.leave(*key, position);
-        }
         let missed = self.has_missed(position, &keys, any_em, since).then_some(WakeReason::NEWS);
         let again = missed.map(|wake| wake.and(again)).or(again);
         for key in &keys {
             self.at.entry(*key).or_default();
         }
-        self.waiters.insert(position, Waiter { sleeper, keys, state: WaiterState::Asleep, tries: false });
+        self.waiters.insert(position, Waiter { sleeper, keys, state: WaiterState::Asleep, tries: false, leaving });
         self.set_state(position, WaiterState::Awake(again));
     }
 
@@ -358,40 +361,36 @@ impl<H: Clone> WaiterIndex<H> {
 
     fn take(&mut self, position: QueuePosition) -> Option<Waiter<H>> {
         let waiter = self.waiters.remove(&position)?;
-        waiter.keys.iter().for_each(|key| self.leave(*key, position));
-        self.anywhere.remove(position);
+        waiter.all_keys().into_iter().for_each(|key| self.leave(key, position));
         Some(waiter)
     }
 
     /// Resets the counted capacity where the last awake waiter has left.
     fn settle(&mut self, left: &Waiter<H>) {
-        for key in &left.keys {
-            if let Some(waiters) = self.at.get_mut(key) {
+        for key in left.all_keys() {
+            if let Some(waiters) = self.waiters_at(key) {
                 waiters.settle();
             }
         }
-        self.anywhere.settle();
     }
 
-    fn leave(&mut self, key: WaitKeyHash, position: QueuePosition) {
-        if let Some(waiters) = self.at.get_mut(&key) {
-            waiters.remove(position);
-            if waiters.is_empty() {
-                self.at.remove(&key);
-            }
+    fn leave(&mut self, key: Option<WaitKeyHash>, position: QueuePosition) {
+        let Some(waiters) = self.waiters_at(key) else { return };
+        waiters.remove(position);
+        if let Some(key) = key
+            && waiters.is_empty()
+        {
+            self.at.remove(&key);
         }
     }
 
     fn set_state(&mut self, position: QueuePosition, state: WaiterState) {
         let Some(waiter) = self.waiters.get_mut(&position) else { return };
         waiter.state = state;
-        for key in &waiter.keys {
-            if let Some(waiters) = self.at.get_mut(key) {
+        for key in waiter.all_keys() {
+            if let Some(waiters) = self.waiters_at(key) {
                 waiters.set(position, state);
             }
-        }
-        if waiter.sleeper.any_em {
-            self.anywhere.set(position, state);
         }
     }
 
@@ -410,6 +409,9 @@ impl<H: Clone> WaiterIndex<H> {
             WaiterState::Asleep => None,
         };
         self.set_state(position, reason.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
+        let left =
+            self.waiters.get_mut(&position).filter(|_| reason.is_none()).map(|waiter| mem::take(&mut waiter.leaving));
+        left.into_iter().flatten().for_each(|key| self.leave(key, position));
         reason
     }
 
@@ -693,15 +695,20 @@ impl<H: Clone> WaiterIndex<H> {
     /// A waiter that must check again keeps the reason and forwards it only afterwards.
     pub fn pass_on(&mut self, position: QueuePosition, wake: WakeReason) {
         let Some(waiter) = self.waiters.get(&position) else { return };
-        let Some(passed) = wake.passed(waiter.sleeper.needs) else { return };
+        let (passed, leaving) = (wake.passed(waiter.sleeper.needs), waiter.leaving.clone());
         if let WaiterState::Awake(Some(reason)) = waiter.state {
-            self.set_state(position, WaiterState::Awake(Some(reason.and(Some(passed)))));
+            let passed = passed.or(leaving.first().map(|_| wake.unused()));
+            self.set_state(
+                position,
+                WaiterState::Awake(Some(passed.map_or(reason, |passed| reason.and(Some(passed))))),
+            );
             return;
         }
         let (keys, mut next) = (waiter.all_keys(), Vec::new());
         for key in keys {
-            let waiters = self.waiters_at(key);
-            let Some(forwarded) = waiters.and_then(|waiters| waiters.forward(position, passed)) else { continue };
+            let passed = if leaving.contains(&key) { Some(wake.unused()) } else { passed };
+            let (Some(waiters), Some(passed)) = (self.waiters_at(key), passed) else { continue };
+            let Some(forwarded) = waiters.forward(position, passed) else { continue };
             // Waiters for any EM with the same needs may match other EMs, and those before this one have not checked.
             let is_other = key.is_none() || forwarded.behind < position;
             let may_serve = |at, other: &Waiter<H>| {

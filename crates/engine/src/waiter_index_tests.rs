@@ -409,3 +409,28 @@ fn waiter_index_poll_with_many_keys_visits_some_in_turn() {
     }
     assert_eq!((checked.len(), index.news_count()), (1500, news), "all have checked, and nothing is published");
 }
+
+/// Waiters that no EM can serve any more leave those that accept any EM, and forward the wake-up that they got there to all others.
+#[test]
+fn freed_em_wakes_waiter_behind_blocked_crowd() {
+    let mut index = line(1);
+    let any_em = |number| WaiterProfile { any_em: true, ..sleeper(number) };
+    for number in 1..=41 {
+        index.insert(position(number), any_em(number), [A], 0);
+        assert_eq!(index.rest(position(number)), None);
+    }
+    // Capacity for one: each of the crowd finds that its user is at a limit.
+    index.wake_at(&freed(em(7), 1));
+    for number in 1..=40 {
+        assert_eq!(awake(&index), [number]);
+        let wake = index.woken_by(position(number));
+        index.insert(position(number), WaiterProfile { any_em: false, ..any_em(number) }, [B], index.news_count());
+        index.pass_on(position(number), wake);
+        assert_eq!(index.rest(position(number)), None);
+    }
+    assert_eq!(awake(&index), [41]);
+    index.woken_by(position(41));
+    assert_eq!(index.rest(position(41)), None);
+    index.wake_at(&freed(em(7), 1));
+    assert_eq!(awake(&index), [41], "an EM wakes none of the crowd");
+}

@@ -93,6 +93,11 @@ impl WakeReason {
         Some(Self { passes: self.passes.checked_sub(1)?, is_news: false, is_room: false, tried, ..self.handed_on() })
     }
 
+    /// Returns the reason for the next waiter at a key that this one leaves: its check says nothing about the capacity there.
+    pub(crate) fn unused(self) -> Self {
+        Self { is_news: false, is_room: false, ..self.handed_on() }
+    }
+
     /// Whether an earlier waiter of the chain with these needs found too little.
     pub(crate) fn has_tried(self, needs: Needs) -> bool {
         self.tried.contains(&needs)

@@ -125,6 +125,11 @@ impl<'a> TicketLabels<'a> {
 pub struct Scope(Arc<BTreeMap<String, String>>);
 
 impl Scope {
+    /// Whether the scope depends on the EM of a ticket.
+    pub fn names_em(&self) -> bool {
+        self.0.keys().any(|label| label == EM || label == EM_APPLICATION)
+    }
+
     /// Creates the scope with these labels.
     pub fn new(labels: BTreeMap<String, String>) -> Self {
         Self(Arc::new(labels))

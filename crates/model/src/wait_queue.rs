@@ -130,6 +130,16 @@ pub struct WaitKeyHash(pub u64);
 /// Wait keys of a request; true where it is short.
 pub type WaitKeys = BTreeMap<WaitKey, bool>;
 
+/// Whether a request is short at a key that it has at every EM: capacity that is freed at an EM does not serve it then.
+pub fn is_short_at_every_em(wait_keys: &WaitKeys) -> bool {
+    let is_everywhere = |wait_key: &WaitKey| match wait_key {
+        WaitKey::Em(_) => false,
+        WaitKey::Scope(scope) => !scope.names_em(),
+        WaitKey::Queue { .. } => true,
+    };
+    wait_keys.iter().any(|(wait_key, is_short)| *is_short && is_everywhere(wait_key))
+}
+
 /// Number of requests for "unknown, possibly many".
 pub const MUCH: u32 = u32::MAX;
 

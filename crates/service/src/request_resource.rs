@@ -378,9 +378,9 @@ impl SharedState for RequestCall<'_> {
         self.queued.as_ref().is_some_and(|queued| queued.wait_keys() == Some(wait_keys))
     }
 
-    fn update_entry(&mut self, entry: &QueuedOutcome) {
+    fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool) {
         if let Some(queued) = &mut self.queued {
-            queued.update_entry(entry);
+            queued.update_entry(entry, any_em);
         }
     }
 

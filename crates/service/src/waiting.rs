@@ -163,6 +163,7 @@ impl LocalWaitQueue {
         let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: Needs::of(&ask.resource) };
         Some(WaitHandle {
             line: self.clone(),
+            any_em,
             sleeper,
             until,
             in_doubt: None,
@@ -244,6 +245,8 @@ async fn renew_instance(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uu
 #[derive(Debug)]
 pub struct WaitHandle {
     line: LocalWaitQueue,
+    /// Whether the request names no EM.
+    any_em: bool,
     sleeper: WaiterProfile<Arc<Notify>>,
     until: Instant,
     /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
@@ -279,7 +282,7 @@ impl WaitHandle {
         WaitParameters {
             instance_id: self.line.instance_id,
             remaining: self.until.saturating_duration_since(Instant::now()),
-            any_em: self.sleeper.any_em,
+            any_em: self.any_em,
             is_elsewhere,
             position: self.position(),
         }
@@ -307,8 +310,10 @@ impl WaitHandle {
     }
 
     /// Records the position and wait keys that the ledger has stored.
-    pub fn update_entry(&mut self, waiting: &QueuedOutcome) {
+    /// `any_em` states whether capacity at any EM may serve the request.
+    pub fn update_entry(&mut self, waiting: &QueuedOutcome, any_em: bool) {
         self.stood_since.get_or_insert_with(Instant::now);
+        self.sleeper.any_em = any_em;
         if self.wait_keys() != Some(&waiting.wait_keys) {
             self.stands = Some((waiting.position, waiting.wait_keys.clone()));
             self.register(self.news_count);

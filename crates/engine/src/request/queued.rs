@@ -9,9 +9,9 @@ use std::{collections::BTreeSet, mem};
 use rm_model::{
     assessment::{BlockedRequest, Verdict},
     em::EmInstance,
-    operation::{Outcome, PlacedRequest, Rejection},
+    operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection},
     refusal::Refusal,
-    wait_queue::WaitKey,
+    wait_queue::{WaitKey, is_short_at_every_em},
 };
 
 use super::{
@@ -19,6 +19,9 @@ use super::{
     SurveyAge, WaitResult, fail, no_candidate, placed,
 };
 use crate::wake_reason::WakeReason;
+
+/// Maximum number of EMs that the polls of a request skip, before they begin anew.
+const SKIPPED_MAX: usize = 64;
 
 /// The action under way, and what follows from its result.
 #[derive(Debug)]
@@ -31,8 +34,8 @@ enum QueueStage<E> {
     Waiting,
     /// Surveys after a wake-up, to look for an EM.
     SurveyingToLook(WakeReason),
-    /// Checks after a wake-up whether an EM has capacity. The others were checked before.
-    CheckingCandidate { wake: WakeReason, em: EmInstance, checked: Vec<EmInstance> },
+    /// Checks after a wake-up whether an EM has capacity. So many others were checked before.
+    CheckingCandidate { wake: WakeReason, em: EmInstance, checked: usize },
     /// Checks after a wake-up whether the EM of the entry has capacity now.
     CheckingHome(WakeReason),
     /// Checks whether the request can be granted as another spec at an EM.
@@ -48,12 +51,13 @@ enum QueueStage<E> {
 /// An attempt in the queue, with the wake-up that caused it.
 #[derive(Debug)]
 enum QueueAttempt {
-    /// At the EM of the entry without a check: to enter the queue, to move, or because capacity is about to be freed there.
+    /// At the EM of the entry, before others are checked: to enter the queue, to move, or because capacity is about to be freed
+    /// there.
     Unchecked(Option<WakeReason>),
     /// At the EM of the entry, after other EMs were checked.
     Home(WakeReason),
-    /// At an EM of the cluster view. The others were checked before.
-    Candidate { wake: WakeReason, em: EmInstance, checked: Vec<EmInstance> },
+    /// At an EM of the cluster view. So many others were checked before.
+    Candidate { wake: WakeReason, em: EmInstance, checked: usize },
     /// As another spec.
     Other { em: EmInstance, search: OtherSpecs },
 }
@@ -121,6 +125,11 @@ pub(super) struct QueuedRequest<E> {
     refusal: Option<Box<Refusal>>,
     /// Number of attempts in a row that met a contended EM.
     contended: usize,
+    /// Whether the request waits for a key that it has at every EM, such as a limit of its user.
+    is_blocked: bool,
+    /// EMs that had no capacity since the last event, although the cluster view shows some: it is reserved for earlier requests.
+    /// Polls check others.
+    skipped: Vec<EmInstance>,
 }
 
 impl<E> QueuedRequest<E> {
@@ -134,6 +143,8 @@ impl<E> QueuedRequest<E> {
             others,
             refusal: None,
             contended: 0,
+            is_blocked: false,
+            skipped: Vec::new(),
         }
     }
 
@@ -166,17 +177,17 @@ impl<E> QueuedRequest<E> {
             (Stage::Waiting | Stage::Pausing | Stage::PausingToCommit(_), Event::Woken(WaitResult::Stopping)) => {
                 Action::Reply(RequestResult::Stopping)
             }
-            (Stage::SurveyingToLook(wake), Event::Surveyed(Ok(()))) => self.check_candidate(wake, Vec::new(), shared),
+            (Stage::SurveyingToLook(wake), Event::Surveyed(Ok(()))) => self.check_candidate(wake, 0, shared),
             (Stage::SurveyingToLook(_), Event::Surveyed(Err(Failure::Transient(_)))) => self.pause(),
             (Stage::SurveyingToMove(reason), Event::Surveyed(Ok(()))) => self.move_entry(reason, shared),
             (Stage::SurveyingToLook(_) | Stage::SurveyingToMove(_), Event::Surveyed(Err(failure))) => fail(failure),
             (Stage::CheckingHome(wake), Event::Checked(result)) => self.checked_home(wake, result, shared),
-            (Stage::CheckingCandidate { wake, em, mut checked }, Event::Checked(result)) => match result {
+            (Stage::CheckingCandidate { wake, em, checked }, Event::Checked(result)) => match result {
                 Ok(Verdict::Fits) => self.submit(QueueAttempt::Candidate { wake, em, checked }, shared),
                 _ => {
-                    shared.release_assumption(&em);
-                    checked.push(em);
-                    self.check_candidate(wake, checked, shared)
+                    self.release_assumption(&em, shared);
+                    self.skipped.push(em);
+                    self.check_candidate(wake, checked + 1, shared)
                 }
             },
             (Stage::CheckingOther { em, search }, Event::Checked(result)) => {
@@ -227,13 +238,18 @@ impl<E> QueuedRequest<E> {
         shared: &mut impl SharedState,
     ) -> Action<E> {
         let has_entry = shared.has_entry();
+        if let QueueAttempt::Candidate { em, .. } = &attempt
+            && !matches!(result, Ok(Outcome::Granted(_)))
+        {
+            self.release_assumption(em, shared);
+        }
         match result {
             Ok(Outcome::Waiting(entry)) => {
                 self.contended = 0;
                 if let Some(wake) = attempt.wake() {
                     shared.count_check(wake);
                 }
-                shared.update_entry(&entry);
+                let attempt = self.update_entry(attempt, &entry, shared);
                 self.refusal = Some(Box::new(entry.refusal));
                 self.stayed_queued(attempt, shared)
             }
@@ -277,11 +293,9 @@ impl<E> QueuedRequest<E> {
             }
             Err(Failure::Rejected(rejection)) if rejection.is_of_em() => match &attempt {
                 // An EM other than that of the entry cannot be used any more.
-                QueueAttempt::Candidate { em, .. } if *em != self.home.em => {
-                    shared.release_assumption(em);
+                QueueAttempt::Candidate { em, .. } | QueueAttempt::Other { em, .. } if *em != self.home.em => {
                     self.stayed_queued(attempt, shared)
                 }
-                QueueAttempt::Other { em, .. } if *em != self.home.em => self.stayed_queued(attempt, shared),
                 _ => self.leave(LeaveReason::Rejected(rejection), shared),
             },
             // A queued request survives a short outage.
@@ -293,12 +307,32 @@ impl<E> QueuedRequest<E> {
         }
     }
 
+    /// Records the stored entry. An attempt counts as one before all others if the request is no longer blocked: other EMs can
+    /// serve it from now on.
+    fn update_entry(
+        &mut self,
+        attempt: QueueAttempt,
+        entry: &QueuedOutcome,
+        shared: &mut impl SharedState,
+    ) -> QueueAttempt {
+        let is_blocked = is_short_at_every_em(&entry.wait_keys);
+        let was_blocked = mem::replace(&mut self.is_blocked, is_blocked);
+        // Another spec may fit where that of the entry does not.
+        shared.update_entry(entry, !self.is_named && (!is_blocked || !self.others.is_empty()));
+        match attempt {
+            QueueAttempt::Home(wake) | QueueAttempt::Candidate { wake, .. } if was_blocked && !is_blocked => {
+                QueueAttempt::Unchecked(Some(wake))
+            }
+            attempt => attempt,
+        }
+    }
+
     /// Continues after an attempt that was not granted: with the next EM or spec, or by sleeping.
     fn stayed_queued(&mut self, attempt: QueueAttempt, shared: &mut impl SharedState) -> Action<E> {
         match attempt {
-            QueueAttempt::Candidate { wake, em, mut checked } => {
-                checked.push(em);
-                self.check_candidate(wake, checked, shared)
+            QueueAttempt::Candidate { wake, em, checked } => {
+                self.skipped.push(em);
+                self.check_candidate(wake, checked + 1, shared)
             }
             QueueAttempt::Other { em, mut search } => {
                 search.checked.push(em);
@@ -381,21 +415,20 @@ impl<E> QueuedRequest<E> {
             }
         }
         shared.count_check(wake);
-        match self.is_named {
+        match self.is_named || wake.is_poll && self.is_blocked {
             true => self.check_home(wake),
             false => self.survey(SurveyAge::Recent, QueueStage::SurveyingToLook(wake)),
         }
     }
 
     /// Checks the next EM by the cluster view, which counts the request there, so that concurrent waiters select different EMs.
-    fn check_candidate(
-        &mut self,
-        wake: WakeReason,
-        checked: Vec<EmInstance>,
-        shared: &mut impl SharedState,
-    ) -> Action<E> {
-        if checked.len() < CANDIDATES_MAX
-            && let Some(em) = shared.choose(&self.home.ask, &checked)
+    /// A blocked request is not counted: others may use the capacity.
+    fn check_candidate(&mut self, wake: WakeReason, checked: usize, shared: &mut impl SharedState) -> Action<E> {
+        if checked == 0 && (!wake.is_poll || self.skipped.len() >= SKIPPED_MAX) {
+            self.skipped.clear();
+        }
+        if checked < CANDIDATES_MAX
+            && let Some(em) = self.next_candidate(checked == 0, shared)
         {
             let request = PlacedRequest { em: em.clone(), ..self.home.clone() };
             self.stage = QueueStage::CheckingCandidate { wake, em, checked };
@@ -404,6 +437,27 @@ impl<E> QueuedRequest<E> {
         match shared.is_contended(&self.home.em) {
             true => self.check_others(AfterOthers::Forward(wake), shared),
             false => self.check_home(wake),
+        }
+    }
+
+    /// Returns the next EM to check. If all were skipped, the first check begins anew.
+    fn next_candidate(&mut self, is_first: bool, shared: &impl SharedState) -> Option<EmInstance> {
+        let next = |skipped: &[EmInstance]| match self.is_blocked {
+            true => shared.best_candidate(&self.home.ask, skipped),
+            false => shared.choose(&self.home.ask, skipped),
+        };
+        let em = next(&self.skipped);
+        if em.is_some() || !is_first || self.skipped.is_empty() {
+            return em;
+        }
+        let em = next(&[]);
+        self.skipped.clear();
+        em
+    }
+
+    fn release_assumption(&self, em: &EmInstance, shared: &impl SharedState) {
+        if !self.is_blocked {
+            shared.release_assumption(em);
         }
     }
 

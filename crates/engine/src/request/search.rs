@@ -1,7 +1,7 @@
 //! A request outside the wait queue: the search for an EM, spec by spec.
 //!
 //! A request that names an EM is tried there. Another one tries the best EMs of the cluster view: after [`CANDIDATES_MAX`] full
-//! ones it surveys, and then tries a last resort, which explains the refusal. If no spec is granted, the request waits with the
+//! ones it surveys, tries as many others, and then a last resort, which explains the refusal. If no spec is granted, the request waits with the
 //! first spec that can fit later.
 //! Caller: `request`.
 
@@ -55,9 +55,9 @@ pub(super) enum SearchStep<E> {
 /// The EMs that were tried for one spec.
 #[derive(Debug, Default)]
 struct TriedEms {
-    /// EMs tried since the last survey.
-    since_survey: Vec<EmInstance>,
-    /// Number of these that were full.
+    /// EMs that did not grant it. The view may show capacity there that is reserved for earlier requests.
+    ems: Vec<EmInstance>,
+    /// Number of full ones since the last survey.
     full: usize,
     /// Whether the cluster view is fresh.
     is_surveyed: bool,
@@ -125,7 +125,6 @@ impl EmSearch {
     pub fn step<E>(&mut self, event: Event<E>, shared: &mut impl SharedState) -> Option<SearchStep<E>> {
         Some(match (mem::replace(&mut self.stage, SearchStage::Done), event) {
             (SearchStage::Surveying, Event::Surveyed(Ok(()))) => {
-                self.tried.since_survey.clear();
                 self.tried.full = 0;
                 self.next_candidate(shared)
             }
@@ -183,7 +182,7 @@ impl EmSearch {
                 }
                 // Contended EMs do not count, because there may be many, and placement avoids them from now on.
                 self.tried.full += usize::from(!matches!(result, Ok(Outcome::Contended)));
-                self.tried.since_survey.push(em);
+                self.tried.ems.push(em);
                 self.next_candidate(shared)
             }
             Attempt::LastResort { contended } => match (result, contended) {
@@ -210,7 +209,7 @@ impl EmSearch {
     fn next_candidate<E>(&mut self, shared: &mut impl SharedState) -> SearchStep<E> {
         let ask = self.spec.ask.clone();
         if self.tried.full < CANDIDATES_MAX
-            && let Some(em) = shared.choose(&ask, &self.tried.since_survey)
+            && let Some(em) = shared.choose(&ask, &self.tried.ems)
         {
             return self.attempt(placed(em.clone(), &ask), Attempt::Candidate(em), shared);
         }

@@ -45,7 +45,7 @@ impl World {
             }
             12 => self.shut_down(number),
             13 => {
-                let user = LockKey::User(Name::parse("name", "hadoop").unwrap());
+                let user = LockKey::User(self.user());
                 let em = self.choices.of(&self.ems).map(LockKey::Em);
                 let key = if self.choices.one_in(4) { Some(user) } else { em };
                 key.into_iter().for_each(|key| self.store.hold(key));

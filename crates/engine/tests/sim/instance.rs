@@ -90,6 +90,8 @@ pub struct Call {
 pub struct Handle {
     pub number: u64,
     pub any_em: bool,
+    /// Whether capacity at any EM may serve the request.
+    pub looks_anywhere: bool,
     pub ticket_id: Uuid,
     pub is_queued: bool,
     pub entry: Option<(QueuePosition, WaitKeys)>,
@@ -116,8 +118,8 @@ impl Shared<'_> {
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
         let keys: BTreeSet<WaitKeyHash> =
             short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
-        let Handle { number, any_em, needs, .. } = *self.handle;
-        let profile = WaiterProfile { wake: number, any_em, needs };
+        let Handle { number, looks_anywhere, needs, .. } = *self.handle;
+        let profile = WaiterProfile { wake: number, any_em: looks_anywhere, needs };
         self.instance.waiters.borrow_mut().insert(*position, profile, keys, since);
     }
 }
@@ -181,7 +183,8 @@ impl SharedState for Shared<'_> {
         self.handle.entry.as_ref().is_some_and(|(_, at)| at == wait_keys)
     }
 
-    fn update_entry(&mut self, entry: &QueuedOutcome) {
+    fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool) {
+        self.handle.looks_anywhere = any_em;
         if self.handle.entry.as_ref().is_none_or(|(_, wait_keys)| *wait_keys != entry.wait_keys) {
             self.handle.entry = Some((entry.position, entry.wait_keys.clone()));
             self.insert(self.handle.news_count);

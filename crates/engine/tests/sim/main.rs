@@ -27,10 +27,18 @@ use std::{
 use choices::{Choices, Record};
 use world::{Faults, Shape, Transitions, World};
 
-const ONE_INSTANCE: Shape = Shape { instances: 1, ems: 3, requests: 60, faults: Faults::None, polls: false };
-const SEVERAL_INSTANCES: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: Faults::None, polls: false };
-const ORDERLY_FAULTS: Shape = Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, polls: false };
-const FAULTS: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: Faults::All, polls: true };
+const ONE_INSTANCE: Shape = Shape { instances: 1, ems: 3, requests: 60, faults: Faults::None, users: 1, polls: false };
+const SEVERAL_INSTANCES: Shape =
+    Shape { instances: 3, ems: 4, requests: 80, faults: Faults::None, users: 1, polls: false };
+const ORDERLY_FAULTS: Shape =
+    Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false };
+const FAULTS: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: Faults::All, users: 1, polls: true };
+/// With more EMs than a request checks after one wake-up: the next poll checks others.
+const LIMITED_USERS: Shape =
+    Shape { instances: 1, ems: 8, requests: 100, faults: Faults::None, users: 12, polls: true };
+const LIMITED_USERS_OF_SEVERAL_INSTANCES: Shape =
+    Shape { instances: 2, ems: 4, requests: 120, users: 6, polls: false, ..LIMITED_USERS };
+const FAULTS_OF_LIMITED_USERS: Shape = Shape { faults: Faults::All, polls: true, ..LIMITED_USERS_OF_SEVERAL_INSTANCES };
 
 /// Time to shorten a failing run.
 const SHORTENING_MAX: Duration = Duration::from_secs(30);
@@ -121,6 +129,12 @@ fn requests_of_several_instances_are_all_served() {
     run_all(SEVERAL_INSTANCES, seeds(1), &mut Transitions::new());
 }
 
+#[test]
+fn requests_of_limited_users_are_all_served() {
+    run_all(LIMITED_USERS, seeds(1), &mut Transitions::new());
+    run_all(LIMITED_USERS_OF_SEVERAL_INSTANCES, seeds(1), &mut Transitions::new());
+}
+
 /// No waiter depends on a poll while all notifications arrive.
 #[test]
 fn requests_beside_orderly_faults_are_all_served() {
@@ -151,7 +165,7 @@ fn requests_of_new_seeds_are_all_served() {
     let mut seed = setting("LINKIS_RM_SIM_FIRST_SEED").unwrap_or_else(clock);
     let (first, mut steps, mut grants) = (seed, 0, 0);
     while begin.elapsed() < time {
-        for shape in [ONE_INSTANCE, SEVERAL_INSTANCES, ORDERLY_FAULTS, FAULTS] {
+        for shape in [ONE_INSTANCE, SEVERAL_INSTANCES, ORDERLY_FAULTS, FAULTS, LIMITED_USERS, FAULTS_OF_LIMITED_USERS] {
             // In one of some ten thousand runs, a waiter looks while capacity is assumed for another request, which does not take
             // it, and depends on the next poll. To wake waiters after each such proposal would cost more.
             let shape = Shape { polls: true, ..shape };

@@ -13,11 +13,13 @@ use rm_model::{
     external::Clusters,
     hold::ExistingHold,
     ledger::{Deltas, Ledger, LedgerSnapshot, WaitQueueView},
-    limit::Limits,
+    limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
+    limit_mode::LimitMode,
     name::Name,
     operation::{LockKey, Operation, Outcome, PlacedRequest, RegisterEm},
     principal::Principal,
     resource::{Dimension, Resource},
+    scope::{ScopeCounter, ScopeHoldings, USER},
     ticket::Ticket,
     wait_queue::{FreedKeys, MUCH, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues},
 };
@@ -54,6 +56,9 @@ struct StoredEntry {
     keys: BTreeSet<WaitKey>,
 }
 
+/// Maximum of each user, in each dimension, if users are limited.
+const USER_MAX: i64 = 3;
+
 /// The tables.
 #[derive(Default)]
 pub struct Store {
@@ -66,6 +71,8 @@ pub struct Store {
     numbers: BTreeMap<WaitKey, u64>,
     /// EMs whose key a transaction of another program owns.
     pub contended: BTreeSet<EmInstance>,
+    limits: Arc<Limits>,
+    scopes: HashMap<ScopeCounter, ScopeHoldings>,
     /// Holds of operators.
     holds: BTreeMap<LockKey, ExistingHold>,
 }
@@ -103,14 +110,24 @@ impl Store {
             drains: self.drains.iter().map(|(em, drain)| (em.clone(), drain.clone())).collect(),
             adopted: HashMap::new(),
             request_ids: HashMap::new(),
-            limits: Arc::<Limits>::default(),
-            scopes: HashMap::new(),
+            limits: self.limits.clone(),
+            scopes: self.scopes.clone(),
             line: WaitQueueView {
                 line: self.line.clone(),
                 wait_keys: Some(wait_keys.map(|wait_key| (wait_key.clone(), ViewExtent::All)).collect()),
             },
             clusters: Clusters::default(),
         }
+    }
+
+    /// Limits the cores and the memory of each user.
+    pub fn limit_users(&mut self) {
+        let max = [Dimension::Cores, Dimension::Memory].map(|dimension| (dimension, USER_MAX));
+        let pattern = LabelPattern::new([(USER.to_owned(), None)].into());
+        let rule = Rule { pattern, mode: LimitMode::Enforced, max: max.into() };
+        let counting = CountingRule::wanted([rule.label_set()].into(), &BTreeMap::new());
+        let sets = counting.into_iter().map(|counting| LabelSet { id: 1, counting, is_counted: true });
+        self.limits = Arc::new(Limits::new(Uuid::nil(), sets.collect(), [rule]));
     }
 
     /// Holds an EM or a user.
@@ -201,6 +218,7 @@ impl Store {
         for ended in deltas.ended {
             assert!(self.tickets.remove(&ended.ticket.id).is_some() || !ended.stored);
         }
+        self.scopes.extend(deltas.scopes);
         for ticket in deltas.granted {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "a request is granted once");
         }
@@ -260,6 +278,14 @@ impl Store {
                 let counted = em.locked.get(&dimension) + em.used.get(&dimension);
                 assert_eq!(counted, sum, "counters equal tickets on {}", em.instance);
                 assert!(sum <= em.total.get(&dimension), "{} is over-committed", em.instance);
+            }
+        }
+        if !self.limits.is_empty() {
+            let users: BTreeSet<&Name> = self.tickets.values().map(|ticket| &ticket.user).collect();
+            for user in users {
+                let tickets = self.tickets.values().filter(|ticket| ticket.user == *user);
+                let cores: i64 = tickets.map(|ticket| ticket.resource().get(&Dimension::Cores)).sum();
+                assert!(cores <= USER_MAX, "{user} is above the limit");
             }
         }
     }

@@ -48,6 +48,8 @@ pub struct Shape {
     pub ems: usize,
     pub requests: u64,
     pub faults: Faults,
+    /// Number of users. Several users have a limit each.
+    pub users: usize,
     /// Whether a waiter may depend on a poll at the end. Lost notifications need it.
     pub polls: bool,
 }
@@ -95,6 +97,9 @@ impl World {
             is_home_kept: false,
         };
         world.choices.begin_step();
+        if shape.users > 1 {
+            world.store.limit_users();
+        }
         for em in &world.ems {
             let [memory, cores] = [(); 2].map(|()| 1 + amount(&mut world.choices));
             world.store.commit(Uuid::nil(), &[register(em, Resource::load(memory, cores).unwrap())]);
@@ -172,6 +177,12 @@ impl World {
         goes_on || self.instances.iter().any(Instance::is_busy)
     }
 
+    /// Chooses a user.
+    pub fn user(&mut self) -> Name {
+        let number = if self.shape.users > 1 { self.choices.below(self.shape.users) } else { 0 };
+        Name::parse("name", &format!("user{number}")).unwrap()
+    }
+
     fn submit(&mut self, number: usize) {
         self.submitted += 1;
         let (call, any_em) = (self.submitted, self.choices.one_in(2));
@@ -182,6 +193,7 @@ impl World {
         let mut handle = Handle {
             number: call,
             any_em,
+            looks_anywhere: any_em,
             ticket_id,
             is_queued: false,
             entry: None,
@@ -193,7 +205,8 @@ impl World {
             belief: Cell::new(Belief::chosen(&mut self.choices)),
         };
         let may_wait = !self.choices.one_in(4);
-        let asks = resources.into_iter().map(|resource| spec(ticket_id, resource, may_wait)).collect();
+        let user = self.user();
+        let asks = resources.into_iter().map(|resource| spec(ticket_id, &user, resource, may_wait)).collect();
         let instance = &self.instances[number];
         let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
         let (request, action) = Request::start(named, asks, &mut shared);
@@ -482,7 +495,8 @@ impl World {
                 self.publish(None, &freed);
             }
             Ok(Outcome::Granted(grant)) => {
-                let user = Name::parse("name", "hadoop").unwrap();
+                let ticket = self.store.tickets().find(|ticket| ticket.id == grant.ticket_id);
+                let Some(user) = ticket.map(|ticket| ticket.user.clone()) else { return };
                 self.submit_release(number, ReleaseTicket { ticket_id: grant.ticket_id, user, em: grant.em });
             }
             _ => {}
@@ -597,12 +611,12 @@ fn requested(choices: &mut Choices) -> Resource {
     Resource::load(memory, if memory == 0 { cores.max(1) } else { cores }).unwrap()
 }
 
-fn spec(ticket_id: Uuid, resource: Resource, may_wait: bool) -> Arc<RequestSpec> {
+fn spec(ticket_id: Uuid, user: &Name, resource: Resource, may_wait: bool) -> Arc<RequestSpec> {
     let name = |text| Name::parse("name", text).unwrap();
     Arc::new(RequestSpec {
         principal: Principal::Anonymous,
         ticket_id,
-        user: name("hadoop"),
+        user: user.clone(),
         creator: name("IDE"),
         engine_type: String::new(),
         resource,
