@@ -30,6 +30,7 @@ mod history;
 mod holds;
 mod limits;
 mod list;
+mod man;
 pub mod migrate;
 mod named;
 mod output;
@@ -141,6 +142,9 @@ pub enum Command {
     /// Print the completion script of a shell.
     #[command(after_help = examples(&["completions bash > /etc/bash_completion.d/linkis-rm"]))]
     Completions(completions::CompletionsCommand),
+    /// Write the manual pages of all commands to a folder.
+    #[command(after_help = examples(&["man /usr/local/share/man/man1"]))]
+    Man(man::ManCommand),
 }
 
 impl Command {
@@ -173,6 +177,7 @@ impl Command {
             Self::Tasks(command) => command.run().await,
             Self::Instance(command) => command.run().await,
             Self::Completions(command) => command.run(),
+            Self::Man(command) => command.run(),
         };
         match reply {
             Ok(reply) => reply.into(),

@@ -41,6 +41,7 @@ use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 
 pub use command_line::{LaunchMode, StartFailure, command_line};
 pub use database::{DatabaseArguments, DatabaseSource};
+pub use help::ABOUT;
 pub use parse::{parse_duration, read_limits};
 
 /// Arguments of `serve`, not validated.

@@ -11,13 +11,17 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("Look", &["overview", "top", "em", "ticket", "waiting", "refusals", "user", "scope", "usage", "history"]),
     ("Decide", &["request", "limit", "policy", "hold"]),
     ("Outside", &["provider", "queue", "application"]),
-    ("Run", &["serve", "demo", "token", "audit", "repair", "tasks", "instance", "health", "migrate", "completions"]),
+    (
+        "Run",
+        &["serve", "demo", "token", "audit", "repair", "tasks", "instance", "health", "migrate", "completions", "man"],
+    ),
 ];
 
 /// Width of the help on a wider terminal, in columns.
 const WIDTH_MAX: usize = 100;
 
-const ABOUT: &str = "\
+/// What the program does without a command, and with one.
+pub const ABOUT: &str = "\
 Without a command it serves, with a private PostgreSQL unless --database-url names another.
 With a command it calls a service that runs.";
 

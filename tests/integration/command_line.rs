@@ -174,7 +174,7 @@ async fn commands_return_documented_exit_codes() {
         (&["em", "list", "-o", "yaml"], 64, "jsonl"),
         (&["em", "list", "--watch=1ms"], 64, "100ms"),
         (&["em", "list", "--listen", "x"], 64, "--listen"),
-        (&["mend"], 64, "error: no command \"mend\"; linkis-rm --help lists them\n"),
+        (&["xyzzy"], 64, "error: no command \"xyzzy\"; linkis-rm --help lists them\n"),
         (&["limit", "lst"], 64, "nearest: linkis-rm limit list\n"),
         (&["em", "list", "--state", "slient"], 64, "nearest: silent\n"),
         // Words of earlier releases.
