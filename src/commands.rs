@@ -142,6 +142,9 @@ pub enum Command {
     /// Print the completion script of a shell.
     #[command(after_help = examples(&["completions bash > /etc/bash_completion.d/linkis-rm"]))]
     Completions(completions::CompletionsCommand),
+    /// Print the words that continue a line, for the completion scripts.
+    #[command(hide = true, after_help = examples(&["complete-words bash -- \"linkis-rm em get \""]))]
+    CompleteWords(completions::CompleteWordsCommand),
     /// Write the manual pages of all commands to a folder.
     #[command(after_help = examples(&["man /usr/local/share/man/man1"]))]
     Man(man::ManCommand),
@@ -154,6 +157,7 @@ impl Command {
             Self::Migrate(command) => return command.run().await,
             Self::Token(command) => return command.run().await,
             Self::Health(command) => return command.run().await,
+            Self::CompleteWords(command) => return command.run().await,
             Self::Overview(command) => command.run().await,
             Self::Top(command) => command.run().await,
             Self::Em(command) => command.run().await,

@@ -208,7 +208,7 @@ fn maximum(limit: &Limit) -> String {
     }
 }
 
-fn name(limit: &Limit) -> String {
+pub(super) fn name(limit: &Limit) -> String {
     let name =
         convert::limit::pattern("limit", limit).map_or_else(|_| limit.name.clone(), |pattern| pattern.to_string());
     let is_plain = limit

@@ -145,7 +145,7 @@ fn leaves(command: &clap::Command, words: &str) -> Vec<(String, clap::Command)> 
 #[test]
 fn commands_have_help_with_role_and_example() {
     command_line().debug_assert();
-    let without_service = ["serve", "migrate", "token", "health", "completions", "man"];
+    let without_service = ["serve", "migrate", "token", "health", "completions", "complete-words", "man"];
     let leaves = leaves(&command_line(), "linkis-rm");
     for (words, leaf) in &leaves {
         let help = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();

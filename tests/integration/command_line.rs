@@ -23,6 +23,7 @@ struct World {
 }
 
 mod answers;
+mod completion;
 mod one_limit;
 mod tables;
 mod terminal;

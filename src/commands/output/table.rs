@@ -297,7 +297,7 @@ fn tail(text: &str, length: usize) -> &str {
 }
 
 /// Returns the end that all names share, from a dot or a colon on; empty for fewer than two names.
-fn shared_end(names: &BTreeSet<String>) -> &str {
+pub fn shared_end(names: &BTreeSet<String>) -> &str {
     let mut all = names.iter();
     let (Some(first), true) = (all.next(), names.len() > 1) else { return "" };
     let starts = first.match_indices(['.', ':']).map(|(at, _)| at).filter(|at| *at > 0);

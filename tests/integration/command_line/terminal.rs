@@ -63,7 +63,7 @@ impl Typed {
 
     /// Waits until this is to be seen.
     #[track_caller]
-    fn until(&mut self, what: &str) {
+    pub fn until(&mut self, what: &str) {
         let deadline = Instant::now() + LONG;
         while !text(&self.seen).contains(what) {
             let chunk = self.chunks.recv_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -71,7 +71,7 @@ impl Typed {
         }
     }
 
-    fn types(&self, keys: &str) {
+    pub fn types(&self, keys: &str) {
         (&self.terminal).write_all(keys.as_bytes()).unwrap();
     }
 
