@@ -165,14 +165,25 @@ async fn follow(
     Ok(CommandReply::Yes)
 }
 
-fn row(action: &Action) -> TableRow {
+/// Returns the scope, the EM or another object of an action.
+fn place(action: &Action) -> String {
     let labels = action.scope.iter().map(|(key, value)| format!("{key}={value}"));
     let labels: Vec<String> = labels.chain(action.each.iter().map(|key| format!("each {key}"))).collect();
+    let mut words = action.scope.iter().flat_map(|(key, value)| [key, value]).chain(&action.each);
+    match (labels.join(","), &action.em) {
+        (labels, None) if labels.is_empty() => text::or_nothing(&action.object),
+        (labels, em) if labels.is_empty() => text::em(em.as_ref()),
+        (labels, _) if words.all(|word| text::name(word) == *word) => labels,
+        (labels, _) => text::name(&labels),
+    }
+}
+
+fn row(action: &Action) -> TableRow {
     cells![
         action.action_time.as_ref(),
         action.action.clone(),
         text::name_or_nothing(&action.user),
-        if labels.is_empty() { text::em(action.em.as_ref()) } else { labels.join(",") },
+        place(action),
         text::or_nothing(&action.ticket_id),
         text::resource(action.resource.as_ref()),
         text::name(&action.actor),

@@ -141,7 +141,7 @@ async fn list<Q: ListCall>(
             let headers = table.rows(&[]);
             printer.print(&headers)?;
             let is_whole = last.is_last;
-            let noun = if Q::FIELD == "ems" { "EMs" } else { Q::FIELD };
+            let noun = noun(Q::FIELD, count);
             let more = if is_whole { "" } else { ", and more" };
             printer.note(&format!("{count} {noun}{more}.{}", table.notes()));
             Ok(())
@@ -156,6 +156,19 @@ async fn list<Q: ListCall>(
             Ok(())
         }
         Format::Json => document(service, question, printer, limit).await,
+    }
+}
+
+/// Returns the noun of a counted list by the name of its field.
+fn noun(field: &str, count: usize) -> String {
+    match (field, count) {
+        ("ems", 1) => "EM".to_owned(),
+        ("ems", _) => "EMs".to_owned(),
+        (field, 1) => match field.strip_suffix("ies") {
+            Some(stem) => format!("{stem}y"),
+            None => field.strip_suffix('s').unwrap_or(field).to_owned(),
+        },
+        (field, _) => field.to_owned(),
     }
 }
 

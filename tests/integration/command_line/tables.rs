@@ -11,11 +11,15 @@ use super::{
     terminal::{Typed, typed_on},
     text,
 };
-use crate::{external, harness::*};
+use crate::{
+    external,
+    harness::*,
+    identity::{token, tokens_command},
+};
 
 const WIDTHS: [u16; 3] = [80, 100, 160];
 
-/// Lists whose rows differ at every width, each with columns that no width leaves out.
+/// All commands that print a table. Rows differ at every width, and no width leaves these columns out.
 const LISTS: &[(&[&str], &[&str])] = &[
     (&["em", "list"], &["EM", "STATE", "FULL", "CORES", "MEMORY"]),
     (&["ticket", "list"], &["TICKET", "USER", "EM", "STATE", "SINCE", "MEMORY", "CORES"]),
@@ -29,7 +33,17 @@ const LISTS: &[(&[&str], &[&str])] = &[
     (&["queue", "list"], &["QUEUE", "STATE", "FULL"]),
     (&["application", "list"], &["APPLICATION", "USER", "QUEUE", "STATE"]),
     (&["instance", "list"], &["INSTANCE", "ADDRESS"]),
+    (&["policy", "list"], &["KIND OF EM"]),
+    (&["provider", "list"], &["NAME", "TYPE"]),
+    (&["usage", "--by", "user"], &["NAME", "HOUR", "TICKETS"]),
+    (&["usage", "--by", "em", "--hourly"], &["NAME", "HOUR", "TICKETS"]),
+    (&["tasks"], &["TASK", "INSTANCE", "LAST SUCCESS", "LAG", "ERRORS"]),
+    (&["audit"], &["WHAT", "COUNTER"]),
+    (&["token", "list"], &["ID", "NAME", "ROLES", "STATE"]),
 ];
+
+/// Lists with names that differ in their middle alone, or with whole ids, are wider than a narrow terminal.
+const WIDE: [&str; 9] = ["ticket", "waiting", "scope", "refusals", "history", "user", "usage", "audit", "token"];
 
 const DOMAIN: &str = ".data-platform.prod.eu-central.example.com:9102";
 
@@ -46,7 +60,9 @@ fn long_em(n: usize) -> EmInstance {
 struct World {
     rm: Instance,
     waiting: Vec<JoinHandle<Result<ResultResource, ClientError>>>,
-    _database: Database,
+    database: Database,
+    /// Another database with tokens: a service with tokens rejects callers without one.
+    tokens: Database,
     _yarn: external::Yarn,
 }
 
@@ -59,6 +75,9 @@ async fn world() -> World {
     let mut waiting = Vec::new();
     for user in users() {
         for n in 1..=2 {
+            // Only ended tickets are in the sums of usage.
+            let ended = rm.client.request_resource(&request(&long_em(n), &user, load(1, 1, 1))).await.granted();
+            rm.client.resource_released(&release(&ended, &user)).await.unwrap();
             rm.client.request_resource(&request(&long_em(n), &user, load(1, 1, 1))).await.granted();
         }
         rm.client.request_resource(&request(&long_em(1), &user, load(1, 1, 1))).await.refused();
@@ -74,29 +93,57 @@ async fn world() -> World {
     let yarn = external::Yarn::start(external::FAIR).await;
     let clusters = external::client_of(&rm).await;
     external::put(&clusters, external::provider("default", &external::config(&yarn.address))).await.unwrap();
-    World { rm, waiting, _database: database, _yarn: yarn }
+    for n in 1..=2 {
+        let long = |of: &str| format!("{of}-of-the-data-platform-in-the-central-region-{n}-of-all-teams.example.com");
+        let labels = [("yarnCluster".to_owned(), long("yarn"))].into();
+        let provider =
+            rm_proto::v1::Provider { labels, ..external::provider(&long("yarn"), &external::config(&yarn.address)) };
+        external::put(&clusters, provider).await.unwrap();
+        rm.client.set_policy(&name(&long("engine-manager")), &Default::default()).await.unwrap();
+    }
+    let tokens = Database::fresh().await;
+    for user in users() {
+        token(&tokens, &user, &["--role", "viewer", "--user", &user]);
+    }
+    World { rm, waiting, database, tokens, _yarn: yarn }
 }
 
 impl World {
     /// Returns the lines of a command on a terminal, its notes last.
     fn lines(&self, words: &[&str], columns: u16) -> Vec<String> {
-        let (code, seen) = typed_on(columns, &self.rm.address, words, "");
-        assert_eq!(code, Some(0), "{words:?}: {seen}");
-        seen.lines().map(|line| line.trim_end().to_owned()).collect()
+        let (code, seen) = match words[0] {
+            "token" => Typed::start_on(columns, tokens_command(&self.tokens, &words[1..])).end(),
+            _ => typed_on(columns, &self.rm.address, words, ""),
+        };
+        assert_eq!(code, Some(i32::from(words[0] == "audit")), "{words:?}: {seen}");
+        // The command about tokens names its database first.
+        seen.lines().filter(|line| !line.starts_with("database: ")).map(|line| line.trim_end().to_owned()).collect()
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_tables_keep_rows_apart_at_all_widths() {
     let world = world().await;
-    for sums in [&["refusals", "--no-headers"][..], &["user", "list", "--no-headers"]] {
+    let sums: [&[&str]; 4] = [
+        &["refusals", "--no-headers"],
+        &["user", "list", "--no-headers"],
+        &["usage", "--by", "user", "--no-headers"],
+        &["usage", "--by", "em", "--no-headers"],
+    ];
+    for sums in sums {
         let count = || text(&program(&world.rm.address, sums).output().unwrap().stdout).lines().count();
-        eventually("the sums have all users", LONG, async || count() >= 3).await;
+        let least = if sums.contains(&"em") { 2 } else { 3 };
+        eventually("the sums have all users and EMs", LONG, async || count() >= least).await;
     }
+    let spoilt =
+        "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{memory}', '1073741825')";
+    assert_eq!(world.database.execute(spoilt).await, 4);
     for (words, titles) in LISTS {
         for columns in WIDTHS {
             let lines = world.lines(words, columns);
-            let (headers, rows) = (&lines[0], &lines[1..lines.len() - 1]);
+            // A list ends with its note, an audit with its sum.
+            let has_note = !["tasks", "token"].contains(&words[0]);
+            let (headers, rows) = (&lines[0], &lines[1..lines.len() - usize::from(has_note)]);
             for title in *titles {
                 assert!(headers.split("  ").any(|word| word.trim() == *title), "{columns}: no {title}: {lines:#?}");
             }
@@ -104,14 +151,25 @@ async fn terminal_tables_keep_rows_apart_at_all_widths() {
             let apart: BTreeSet<&String> = rows.iter().collect();
             assert_eq!(apart.len(), rows.len(), "{columns}: rows are alike: {lines:#?}");
             assert!(!rows.is_empty(), "{words:?} {columns}");
-            // Only names that differ in their middle alone, and whole ids, are wider.
-            let is_wide = ["ticket", "waiting", "scope", "refusals", "history", "user"].contains(&words[0]);
             let widest = rows.iter().map(|line| line.chars().count()).max().unwrap_or(0);
-            assert!(is_wide || widest <= usize::from(columns), "{columns}: {lines:#?}");
+            assert!(WIDE.contains(&words[0]) || widest <= usize::from(columns), "{columns}: {lines:#?}");
         }
     }
     for task in world.waiting {
         task.abort();
+    }
+}
+
+/// The help names the verbs of each noun.
+#[test]
+fn all_lists_are_among_the_tables() {
+    let help = text(&program("", &["--help"]).output().unwrap().stdout);
+    let verbs = |line: &str| line.rsplit_once(": ").map_or("", |(_, verbs)| verbs).to_owned();
+    let with_list = help.lines().filter(|line| verbs(line).split(", ").any(|verb| verb == "list"));
+    let nouns: Vec<&str> = with_list.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(nouns.len() > 10, "{nouns:?}");
+    for noun in nouns {
+        assert!(LISTS.iter().any(|(words, _)| *words == [noun, "list"]), "{noun} list");
     }
 }
 

@@ -44,7 +44,7 @@ impl Typed {
     }
 
     /// Starts a command on a terminal with this many columns.
-    fn start_on(columns: u16, mut command: Command) -> Self {
+    pub fn start_on(columns: u16, mut command: Command) -> Self {
         let (terminal, theirs) = terminal(columns, 24);
         let end = || Stdio::from(theirs.try_clone().unwrap());
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
