@@ -214,7 +214,7 @@ async fn cookbook_for_questions_has_one_command_each() {
         let (reply, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let lines = reply.lines().count();
         assert!(
-            output.status.success() && (lines > 1 || ["audit", "provider"].contains(&words[0])),
+            output.status.success() && (lines > 1 || ["audit", "provider", "repair"].contains(&words[0])),
             "{row}: {reply}{error}"
         );
     }
