@@ -14,6 +14,7 @@ use super::{
     output::{
         Printer,
         table::{Column, TableRow, cells},
+        text,
     },
     service::TIMEOUT_LONG,
     service_arguments::ServiceArguments,
@@ -76,10 +77,14 @@ impl RepairCommand {
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let everything =
             "This sets every counter to the sum of its tickets and ends tickets on EMs that do not exist. Repair?";
-        let one = "This sets these counters to the sums of their tickets. Repair?";
-        let is_of_all = self.em.is_none() && self.scope.is_empty();
         let em = find_em(self.em.as_ref(), &service).await?;
-        let reason = self.consent.confirm(if is_of_all { everything } else { one })?;
+        let scope = self.scope.iter().cloned().collect();
+        let question = match &em {
+            None if self.scope.is_empty() => everything.to_owned(),
+            None => format!("This sets the counters of {} to the sums of its tickets. Repair?", text::labels(&scope)),
+            em => format!("This sets the counters of {} to the sums of its tickets. Repair?", text::em(em.as_ref())),
+        };
+        let reason = self.consent.confirm(&question)?;
         let question = RepairRequest { em, scope: self.scope.into_iter().collect(), reason };
         let done = service.make_slowly("repairing", &calls::REPAIR, &question).await?;
         let mut printer = self.arguments.printer();

@@ -40,7 +40,7 @@ pub struct ListRefusalsCommand {
 const COLUMNS: &[Column] = &[
     Column::text("PERIOD").key(),
     Column::name("USER").key(),
-    Column::name("REFUSED BY").key(),
+    Column::em("REFUSED BY").key(),
     Column::text("SHORT OF").key(),
     Column::number("TIMES").key(),
     Column::number("WANTED"),

@@ -130,7 +130,16 @@ impl UnregisterCommand {
         let first = ListTicketsRequest { em: Some(em.clone()), page_size: 1, ..Default::default() };
         let has_tickets = !service.make(&calls::LIST_TICKETS, &first).await?.tickets.is_empty();
         let tickets = match has_tickets {
-            true => format!("Its tickets end, with {} used", text::resource(known.used.as_ref())),
+            true => {
+                let sums = [(&known.used, "used"), (&known.locked, "locked")];
+                let sums = sums.map(|(sum, state)| (text::resource(sum.as_ref()), state));
+                let sums: Vec<String> = sums
+                    .iter()
+                    .filter(|(sum, _)| sum != text::NOTHING)
+                    .map(|(sum, state)| format!("{state} {sum}"))
+                    .collect();
+                format!("Its tickets end: {}", sums.join(", "))
+            }
             false => "It has no tickets".to_owned(),
         };
         self.confirmation.confirm(&format!("{tickets}. Unregister {name}?"))?;

@@ -11,6 +11,7 @@ use super::{
     ems::percent,
     error::{CommandFailure, CommandReply},
     help::end,
+    limits,
     list::{ListArguments, listed},
     output::{
         Printer,
@@ -155,7 +156,7 @@ pub fn rows(scope: &ScopeUsage) -> Vec<TableRow> {
             text::amount_by_key(dimension, used),
             text::amount_by_key(dimension, locked),
             decided.map_or_else(nothing, |(max, _)| text::amount_by_key(dimension, *max)),
-            decided.map_or_else(nothing, |(_, limit)| limit.name.clone()),
+            decided.map_or_else(nothing, |(_, limit)| limits::name(limit)),
             decided.map_or_else(nothing, |(_, limit)| mode(limit).to_owned()),
             if scope.over_limit { "over".to_owned() } else { nothing() },
         ]

@@ -171,12 +171,15 @@ impl ReleaseCommand {
 async fn release_question(service: &ServiceClient, ticket_id: &str) -> Result<String, CommandFailure> {
     let question = proto::GetTicketRequest { ticket_id: ticket_id.to_owned(), engine: None };
     let ticket = service.make(&calls::GET_TICKET, &question).await?.ticket.unwrap_or_default();
-    let (user, engine_type, em) =
-        (text::name(&ticket.user), text::name_or_nothing(&ticket.engine_type), text::em(ticket.em.as_ref()));
+    let (user, em) = (text::name(&ticket.user), text::em(ticket.em.as_ref()));
+    let engine_type = match ticket.engine_type.as_str() {
+        "" => String::new(),
+        engine_type => format!(", {}", text::name(engine_type)),
+    };
     let amounts = text::resource(ticket.used.as_ref().or(ticket.locked.as_ref()));
     let (state, since) = (&ticket.state, text::time(since(&ticket)));
     Ok(format!(
-        "Release ticket {ticket_id} of {user}, {engine_type} on {em} ({amounts}, {state} since {since})? Its engine is not ended by this."
+        "Release ticket {ticket_id} of {user}{engine_type} on {em} ({amounts}, {state} since {since})? Its engine is not ended by this."
     ))
 }
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use rm_proto::v1::{ListWaitingRequest, ListWaitingResponse, WaitingRequest};
+use rm_proto::v1::{ListWaitingRequest, ListWaitingResponse, WaitQueueEntry, WaitingRequest};
 
 use super::{
     error::{CommandFailure, CommandReply},
@@ -33,7 +33,7 @@ pub struct ListWaitingCommand {
 
 const COLUMNS: &[Column] = &[
     Column::name("USER").key(),
-    Column::name("WAITS FOR").key(),
+    Column::em("WAITS FOR").key(),
     Column::text("POSITION").key(),
     Column::number("SINCE").key(),
     Column::number("MEMORY").key(),
@@ -48,7 +48,7 @@ const COLUMNS: &[Column] = &[
     Column::text("LABELS").wide(),
 ];
 
-listed!(LIST_WAITING: ListWaitingRequest => ListWaitingResponse, waiting: WaitingRequest, COLUMNS, |one| vec![row(one)]);
+listed!(LIST_WAITING: ListWaitingRequest => ListWaitingResponse, waiting: WaitingRequest, COLUMNS, rows);
 
 impl ListWaitingCommand {
     /// Lists the waiting requests.
@@ -59,14 +59,22 @@ impl ListWaitingCommand {
     }
 }
 
-/// A request that is short in several queues has a position in each.
-fn row(waiting: &WaitingRequest) -> TableRow {
-    let joined = |texts: Vec<String>| text::or_nothing(&texts.join(", "));
+/// Returns a row for each queue of a request, with its position there.
+fn rows(waiting: &WaitingRequest) -> Vec<TableRow> {
+    let of = |entry: &WaitQueueEntry| (text::scope(&entry.scope), entry.ahead.saturating_add(1).to_string());
+    let entries: Vec<_> = waiting.entries.iter().map(of).collect();
+    match entries.is_empty() {
+        true => vec![row(waiting, (text::NOTHING.to_owned(), text::NOTHING.to_owned()))],
+        false => entries.into_iter().map(|entry| row(waiting, entry)).collect(),
+    }
+}
+
+fn row(waiting: &WaitingRequest, (queue, position): (String, String)) -> TableRow {
     let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());
     cells![
         text::name(&waiting.user),
-        joined(waiting.entries.iter().map(|entry| text::scope(&entry.scope)).collect()),
-        joined(waiting.entries.iter().map(|entry| entry.ahead.saturating_add(1).to_string()).collect()),
+        queue,
+        position,
         waiting.waiting_since.as_ref(),
         memory,
         cores,

@@ -126,10 +126,11 @@ fn described(limit: &Limit) -> String {
 impl GetLimitCommand {
     /// Prints the limit.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let pattern = convert::limit::pattern("LABELS", &labelled(&self.labels))?;
+        let named = labelled(&self.labels);
+        let pattern = convert::limit::pattern("LABELS", &named)?;
         let found = find(&self.arguments.service(TIMEOUT)?, &pattern).await?;
         let Some(limit) = found else {
-            return Err(CommandFailure::Refused(format!("there is no limit {pattern}; linkis-rm limit list has all")));
+            return Err(missing(&named));
         };
         let mut printer = self.arguments.printer();
         let item = json::items_of(&json::answer_of(&calls::LIST_LIMITS)?, "limits")?;
@@ -192,6 +193,10 @@ fn set_text(limit: &Limit, done: &str, reply: &SetLimitResponse) -> String {
     text
 }
 
+fn missing(limit: &Limit) -> CommandFailure {
+    CommandFailure::Refused(format!("there is no limit {}; linkis-rm limit list has all", name(limit)))
+}
+
 impl DeleteLimitCommand {
     /// Shows the limit, and deletes it.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
@@ -201,14 +206,17 @@ impl DeleteLimitCommand {
         let (expected_etag, shown) = match self.consent.is_interactive() {
             true => match find(&service, &pattern).await? {
                 Some(before) => (Some(before.etag.clone()), format!(", {}", described(&before))),
-                None => (Some(String::new()), String::new()),
+                None => return Err(missing(&limit)),
             },
             false => (None, String::new()),
         };
         let reason = self.consent.confirm(&format!("Delete the limit {}{shown}?", name(&limit)))?;
+        let deleted = limit.clone();
         let question = DeleteLimitRequest { limit: Some(limit), expected_etag, reason };
         let answer = service.make(&calls::DELETE_LIMIT, &question).await?;
-        self.arguments.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("deleted the limit {pattern}\n"))?;
+        self.arguments
+            .printer()
+            .answer(&calls::DELETE_LIMIT, &answer, || format!("deleted the limit {}\n", name(&deleted)))?;
         Ok(CommandReply::Yes)
     }
 }

@@ -21,7 +21,7 @@ enum ColumnContent {
     Number,
     /// A name, whose middle is omitted if it is too long.
     Name,
-    /// An EM: a name whose end is omitted if all rows share it.
+    /// An EM: a name whose end is omitted if all rows share it. The column can also have scopes, and "any" for any EM.
     Em,
     /// A ticket id: a terminal shows its last characters.
     Ticket,
@@ -213,7 +213,7 @@ impl TextTable {
         let cell = |(column, cell): (&Column, &Cell)| {
             let text = cell.short();
             match column.content {
-                ColumnContent::Em => text.strip_suffix(&self.suffix).unwrap_or(&text).to_owned(),
+                ColumnContent::Em if is_em(&text) => text.strip_suffix(&self.suffix).unwrap_or(&text).to_owned(),
                 ColumnContent::Ticket => tail(&text, self.ticket_tail).to_owned(),
                 _ => text,
             }
@@ -229,7 +229,9 @@ impl TextTable {
             let cells = rows.iter().flat_map(|row| columns.iter().filter_map(|at| row.get(*at)).collect::<Vec<_>>());
             cells.map(Cell::whole).filter(|text| text != text::NOTHING).collect::<BTreeSet<String>>()
         };
-        self.suffix = shared_end(&of(ColumnContent::Em)).to_owned();
+        let mut ems = of(ColumnContent::Em);
+        ems.retain(|name| is_em(name));
+        self.suffix = shared_end(&ems).to_owned();
         let tickets = of(ColumnContent::Ticket);
         let longest = tickets.iter().map(String::len).max().unwrap_or(0);
         let is_unique =
@@ -289,6 +291,11 @@ impl TextTable {
         line.push('\n');
         line
     }
+}
+
+/// Returns whether a cell is the name of an EM: it has an end, and is no scope.
+fn is_em(text: &str) -> bool {
+    text.contains(['.', ':']) && !text.contains('=')
 }
 
 /// Returns the last characters of an ASCII text.

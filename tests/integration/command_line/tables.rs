@@ -201,6 +201,42 @@ async fn terminal_names_are_found_as_printed() {
     }
 }
 
+/// A request that is short in two queues has a row for each: the queue, and its position there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_names_each_queue_with_its_position() {
+    let (_database, rm) = start().await;
+    for n in 1..=2 {
+        rm.client.register(registration(long_em(n), load(4, 4, 4))).await.unwrap();
+    }
+    rm.client.set_limit(&each_user(1)).await.unwrap();
+    let user = "wang fang/etl";
+    for (n, user) in [(1, user), (2, "carol")] {
+        rm.client.request_resource(&request(&long_em(n), user, load(4, 1, 1))).await.granted();
+    }
+    let patient = |n, user: &str| ResourceRequest { wait_timeout: LONG, ..request(&long_em(n), user, load(4, 1, 1)) };
+    let mut tasks = Vec::new();
+    for (n, user) in [(1, "bob"), (1, user), (2, "dave")] {
+        tasks.push(enqueue(&rm.client, patient(n, user)).await);
+    }
+    let (code, seen) = typed_on(80, &rm.address, &["waiting"], "");
+    let rows: Vec<Vec<&str>> =
+        seen.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect();
+    assert_eq!(code, Some(0));
+    let mut places: Vec<[&str; 3]> = rows[1..5].iter().map(|row| [row[0], row[1], row[2]]).collect();
+    places.sort_unstable();
+    let quoted = "\"user=wang fang/etl\"";
+    let who = "\"wang fang/etl\"";
+    assert_eq!(
+        places,
+        [[who, quoted, "1"], [who, "bdp-a01", "2"], ["bob", "bdp-a01", "1"], ["dave", "bdp-a02", "1"]],
+        "{seen}"
+    );
+    assert!(seen.contains("3 waiting.") && seen.contains(&format!("Names end in {DOMAIN}")), "{seen}");
+    for task in tasks {
+        task.abort();
+    }
+}
+
 /// A terminal shows ages, a pipe and the wide format whole times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_show_ages_on_terminals_alone() {

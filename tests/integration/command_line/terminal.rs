@@ -128,6 +128,43 @@ async fn terminal_commands_confirm_and_fit_width() {
     assert!(!lives().await);
 }
 
+/// A question names the object, and what the act does to it. A declined act changes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terminal_questions_name_the_object() {
+    let (database, rm) = start().await;
+    for instance in ["host1.example.com", "host2.example.com"] {
+        rm.client.register(registration(em(instance), load(8, 4, 4))).await.unwrap();
+    }
+    let set = ["limit", "set", "team=data science", "--max", "cores=4"];
+    assert!(program(&rm.address, &set).status().unwrap().success());
+    let mut wanted = request(&em("host1.example.com"), "wang fang/etl", load(2, 1, 1));
+    wanted.engine_type = String::new();
+    let locked = rm.client.request_resource(&wanted).await.granted().ticket_id.to_string();
+    for (words, question) in [
+        (
+            &["ticket", "release", &locked[28..]][..],
+            "of \"wang fang/etl\" on host1.example.com:9102 (memory=2 GB cores=1",
+        ),
+        (
+            &["em", "unregister", "host1"],
+            "Its tickets end: locked memory=2 GB cores=1 instances=1. Unregister host1.exampl",
+        ),
+        (&["em", "unregister", "host2"], "It has no tickets. Unregister host2.example.com:9102?"),
+        (&["limit", "delete", "team=data science"], "Delete the limit \"team=data science\", cores=4  set "),
+        (&["limit", "set", "team=data science", "--max", "cores=5"], "\"team=data science\"now  cores=4  set "),
+        (&["repair", "--em", "host1"], "sets the counters of host1.example.com:9102 to the sums of its tickets"),
+        (&["repair", "--scope", "user=wang fang/etl"], "the counters of \"user=wang fang/etl\" to"),
+    ] {
+        let (code, seen) = typed_at(&rm.address, words, "n\n");
+        let is_shown = seen.replace("\r\n  ", "").replace("\r\n", "").contains(question);
+        assert!(code == Some(1) && is_shown && seen.contains("nothing was done"), "{words:?}: {seen}");
+    }
+    let (code, seen) = typed_at(&rm.address, &["limit", "delete", "team=data", "science"], "");
+    assert!(code == Some(1) && seen.contains("there is no limit each science,team=data;"), "{seen}");
+    assert_eq!(rm.client.tickets(None).await.unwrap().len(), 1);
+    assert_invariants(&database, &rm.client).await;
+}
+
 /// A confirmed change does not overwrite a change that another administrator made during the question.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_limits_change_detects_concurrent_change() {
