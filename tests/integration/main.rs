@@ -66,6 +66,7 @@ mod page;
 mod page_content;
 mod page_layout;
 mod page_lists;
+mod page_users;
 mod pagination;
 mod patroni;
 mod placement;

@@ -14,31 +14,31 @@ use crate::{
 };
 
 /// Key codes of WebDriver.
-const ENTER: &str = "\u{e007}";
+pub const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";
 const RIGHT: &str = "\u{e014}";
 const DOWN: &str = "\u{e015}";
 
 /// Returns the texts of a column of the list.
-async fn column(browser: &Browser, number: usize) -> Vec<String> {
+pub async fn column(browser: &Browser, number: usize) -> Vec<String> {
     let script = format!(
         "return [...document.querySelectorAll('#rows td:nth-child({number})')].map((cell) => cell.textContent)"
     );
     serde_json::from_value(browser.run(&script).await).unwrap()
 }
 
-async fn column_is(browser: &Browser, number: usize, expected: &[&str]) {
+pub async fn column_is(browser: &Browser, number: usize, expected: &[&str]) {
     let what = format!("column {number} is {expected:?}");
     eventually(&what, SHOWN_WITHIN, || async { column(browser, number).await == expected }).await;
 }
 
-async fn address_is(browser: &Browser, expected: &str) {
+pub async fn address_is(browser: &Browser, expected: &str) {
     let what = format!("the address is {expected}");
     eventually(&what, SHOWN_WITHIN, || async { browser.address().await == expected }).await;
 }
 
 /// Sets the value of a filter, as typing does.
-async fn filter(browser: &Browser, name: &str, value: &str) {
+pub async fn filter(browser: &Browser, name: &str, value: &str) {
     let script = format!(
         "const field = document.querySelector('[name={name}]'); field.value = '{value}';
          field.dispatchEvent(new Event(field.tagName === 'SELECT' ? 'change' : 'input', {{ bubbles: true }}))"
@@ -128,7 +128,7 @@ async fn page_back_returns_to_list_with_filter() {
 }
 
 /// 30 EMs in two racks, the second rack fuller. Tickets of 30 users.
-async fn furnish_racks(rm: &Instance) {
+pub async fn furnish_racks(rm: &Instance) {
     for number in 0..30 {
         let em = em(&format!("host{number:02}"));
         let rack = if number < 20 { "r1" } else { "r2" };

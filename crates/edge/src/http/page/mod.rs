@@ -133,7 +133,7 @@ static SCRIPTS: &[StaticFile] = files! {
     "text/javascript; charset=utf-8",
     "address.js", "api.js", "capacity.js", "cells.js", "cluster.js", "elements.js", "em_panel.js", "format.js",
     "keys.js", "limit_panel.js", "list.js", "lists.js", "live.js", "map.js", "overview.js", "page.js", "panels.js",
-    "queue_panel.js", "queues.js", "router.js", "search.js", "ticket_panel.js", "user_panel.js"
+    "queue_panel.js", "queues.js", "router.js", "search.js", "ticket_panel.js", "user_panel.js", "users.js"
 };
 
 fn named(name: &str) -> Response {

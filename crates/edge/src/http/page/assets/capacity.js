@@ -3,7 +3,7 @@
 import { drawn, element, bar, table } from "/page/elements.js";
 import { amount, percent, plain } from "/page/format.js";
 
-const USUAL = ["memory", "cores", "instances"];
+export const USUAL = ["memory", "cores", "instances"];
 
 const usualFirst = (one, other) => {
   const order = (name) => (USUAL.includes(name) ? USUAL.indexOf(name) : USUAL.length);

@@ -21,12 +21,11 @@ export function amount(dimension, value) {
 }
 
 // The name of a dimension.
-export const plain = (dimension) => dimension.replace(/^special\./, "").replaceAll("_", " ");
+export const plain = (dimension) => (dimension === "kubernetes_millicores" ? "kubernetes cores" : dimension.replace(/^special\./, "").replaceAll("_", " "));
 
 export function withUnit(dimension, value) {
   const name = plain(dimension);
   if (dimension === "memory") return bytes(value);
-  if (dimension === "kubernetes_millicores") return `${amount(dimension, value)} kubernetes cores`;
   return `${amount(dimension, value)} ${Number(value) === 1 ? name.replace(/s$/, "") : name}`;
 }
 

@@ -5,12 +5,12 @@ import { at, element } from "/page/elements.js";
 import { closePanel, current, follow } from "/page/router.js";
 import { close } from "/page/search.js";
 
-const LISTS = { o: "", e: "ems", l: "limits", w: "waiting", q: "queues", t: "tickets", h: "history", r: "refusals" };
+const LISTS = { o: "", e: "ems", u: "users", l: "limits", w: "waiting", q: "queues", t: "tickets", h: "history", r: "refusals" };
 const OFF = "linkis-rm-letters-off";
 const AFTER_G = 1500;
 
 const KEYS = [
-  ["/", "search"], ["Esc", "close the search, then the panel"], ["g and o e l w q t h r", "overview, EMs, limits, waiting, external queues, tickets, history, refused"],
+  ["/", "search"], ["Esc", "close the search, then the panel"], ["g and o e u l w q t h r", "overview, EMs, users, limits, waiting, external queues, tickets, history, refused"],
   ["↑ ↓ or k j", "rows; an open panel follows"], ["Enter", "open"], ["arrows", "move on the map"], ["[ and ]", "first page, next page"], ["c", "copy the command"], ["?", "these keys"],
 ];
 

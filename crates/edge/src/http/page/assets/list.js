@@ -36,13 +36,13 @@ export function listView(list, settled) {
     return element("input", { type: "search", name, placeholder: label, "aria-label": label, spellcheck: "false", autocomplete: "off", oninput: set });
   }
 
-  // A column that a call can sort by has the order in `sort`, with a minus if it is descending.
+  // A column that a call can sort by has the order in `sort`, with a minus if it is descending; `only` is its single order.
   function sorted(column) {
     if (!column.sort) return column;
     const now = fields.get("sort") ?? list.sort;
     const order = now === column.sort ? "ascending" : now === `-${column.sort}` ? "descending" : undefined;
     const next = order === "descending" ? column.sort : `-${column.sort}`;
-    return { ...column, sort: { order, to: to({ sort: column.sorts === 1 ? column.sort : next }) } };
+    return { ...column, sort: { order, to: to({ sort: column.only ?? next }) } };
   }
 
   function foot(page, size) {

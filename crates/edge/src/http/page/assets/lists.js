@@ -8,6 +8,7 @@ import { bar, element, link } from "/page/elements.js";
 import { age, amount, dimensions, labels, number, now, seconds, span, withUnit } from "/page/format.js";
 import { called } from "/page/list.js";
 import { providers } from "/page/queues.js";
+import { users } from "/page/users.js";
 
 const HOUR = 3600;
 
@@ -61,7 +62,7 @@ const held = (name, extra) => ({ name, class: `n ${extra}`, of: ({ detail }) => 
 
 const emColumns = () => [
   { name: "EM", class: "text", sort: "name", of: ({ em }) => link(em.instance, toEm(em)) },
-  { name: "state", sort: "state", sorts: 1, of: stateCell },
+  { name: "state", sort: "state", only: "state", of: stateCell },
   { name: "full", class: "n", sort: "full", of: ({ code }) => full(code) },
   { name: "", class: "bars mid", of: ({ code }) => bar([fullness(code) >= 100 ? "full" : "used", fullness(code) / 100]) },
   held("cores", ""),
@@ -222,4 +223,4 @@ const queues = {
 
 export const queueShare = (queue) => Math.max(0, ...["memory", "cores", "millicores"].map((name) => Number(queue.used?.[name] ?? 0) / Math.max(1, Number(queue.max?.[name] ?? 0))).filter((share) => share <= 10));
 
-export const lists = Object.fromEntries(Object.entries({ ems, tickets, limits, waiting, refusals, history, queues }).map(([name, list]) => [name, { ...list, name }]));
+export const lists = Object.fromEntries(Object.entries({ ems, users, tickets, limits, waiting, refusals, history, queues }).map(([name, list]) => [name, { ...list, name }]));

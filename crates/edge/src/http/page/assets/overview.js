@@ -10,9 +10,11 @@ import { age, labels, number, plain, seconds, span } from "/page/format.js";
 import { live } from "/page/live.js";
 import { since } from "/page/lists.js";
 import { EmMap, groupings, legend } from "/page/map.js";
+import { mostHeld, summedAgo, topColumns } from "/page/users.js";
 
 const ROWS = 8;
 const SOON = 2000;
+const AGAIN = 5000;
 const LATER = 30_000;
 const HOUR = 3600;
 const PAGES = 2;
@@ -39,6 +41,7 @@ function build(place) {
         element("div", { id: "map", role: "group" }), element("p", { id: "map-tip", class: "muted", "aria-live": "polite" }, "\u00a0"), element("ul", { id: "legend", "aria-label": "Colours and shapes" }, legend())),
       card("locked", "Locked longest", toList("tickets", { state: "locked" }), inner()),
       card("refused", "Refused, last hour", toList("refusals"), inner()),
+      card("users", "Who holds most", toList("users"), inner()),
       card("actions", "Activity", toList("history"), inner())));
 }
 
@@ -136,6 +139,12 @@ function emStates() {
   note("ems", there.flatMap(([state, count], place) => [place > 0 ? muted(" · ") : "", link(`${number(count)} ${state}`, toList("ems", { state }))]));
 }
 
+// The dimension of which the largest share is held.
+function fullestDimension() {
+  const shares = [...totals(cluster.overview.ems)].map(([dimension, sum]) => [dimension, heldShare(sum) ?? 0]);
+  return shares.sort(([, one], [, other]) => other - one)[0]?.[0] ?? "instances";
+}
+
 const failed = (id) => (error) => show(body(id), line(error.message));
 
 // A card that is empty by the stream is not read.
@@ -162,6 +171,14 @@ function reads() {
       if (isOver()) return;
       show(body("refused"), table(refusalColumns, summed(found).slice(0, ROWS), "nobody"), partial ? line(`by the latest ${number(found.length)} sums`) : undefined);
     }, failed("refused")),
+    live(AGAIN, async (isOver) => {
+      const by = fullestDimension();
+      const { users, age: old } = await call("ListUsers", { dimension: by, page_size: ROWS });
+      if (isOver()) return;
+      note("users", `by ${plain(by)}, ${summedAgo(old)}`);
+      at("users").querySelector(".all").href = toList("users", { sort: `-${by}` });
+      show(body("users"), table(topColumns(by, mostHeld(users, by)), users, "nobody"));
+    }, failed("users")),
     live(SOON, async (isOver) => {
       // A viewer that is bound to users has no scopes in the stream.
       if (cluster.overview.line !== undefined) return;

@@ -13,7 +13,7 @@ const name = ({ path }) => read(path[1] ?? "");
 // `parts` reads the content; it is read again every few seconds while the panel is open.
 export const panels = {
   em: { list: "ems", title: (place) => emOf(place).instance, parts: (place) => emPanel(emOf(place)) },
-  user: { list: "tickets", title: (place) => `User ${name(place)}`, parts: (place) => userPanel(name(place)) },
+  user: { list: "users", title: (place) => `User ${name(place)}`, parts: (place) => userPanel(name(place)) },
   scope: { list: "limits", title: (place) => labels(scopeOf(place)), parts: (place) => limitPanel(scopeOf(place)) },
   ticket: { list: "tickets", title: (place) => `Ticket ${name(place)}`, parts: (place) => ticketPanel(name(place)) },
   queue: { list: "queues", title: (place) => queueOf(place).path, parts: (place) => queuePanel(queueOf(place)) },

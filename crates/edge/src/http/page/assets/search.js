@@ -9,19 +9,25 @@ import { current } from "/page/router.js";
 
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 const OF_A_KIND = 5;
-const SCOPES = 1000;
-const SCOPES_AGE = 30_000;
+const READ = 1000;
+const AGE = 30_000;
 
-let [found, marked, scopes] = [[], 0, { time: 0, list: Promise.resolve([]) }];
+let [found, marked] = [[], 0];
 
-// The fullest limits in use, which also name users.
-function fullest() {
-  if (Date.now() - scopes.time > SCOPES_AGE) {
-    const list = call("ListScopes", { fullest_first: true, page_size: SCOPES }).then((reply) => reply.scopes, () => []);
-    scopes = { time: Date.now(), list };
-  }
-  return scopes.list;
+// The first entries of a list, for all suggestions to one viewer within a while.
+function first(method, entries, fields) {
+  let read = {};
+  return () => {
+    if (read.server !== cluster.server || Date.now() - read.time > AGE) {
+      const list = call(method, { ...fields, page_size: READ }).then((reply) => reply[entries], () => []);
+      read = { time: Date.now(), server: cluster.server, list };
+    }
+    return read.list;
+  };
 }
+
+const fullest = first("ListScopes", "scopes", { fullest_first: true });
+const most = first("ListUsers", "users");
 
 async function suggestions(text) {
   const wanted = text.toLowerCase();
@@ -29,8 +35,8 @@ async function suggestions(text) {
   const has = (name) => name.toLowerCase().includes(wanted);
   const ems = cluster.names.filter(({ instance }) => has(instance));
   const inState = STATES.slice(1).filter((state) => state.startsWith(wanted) && states().get(state) > 0);
-  const [known, values] = await Promise.all([fullest(), labelValues().catch(() => new Map())]);
-  const users = new Set(known.map((one) => one.labels.user).filter((name) => name && has(name)));
+  const [known, holders, values] = await Promise.all([fullest(), most(), labelValues().catch(() => new Map())]);
+  const users = new Set([...holders.map(({ user }) => user), ...known.map((one) => one.labels.user)].filter((name) => name && has(name)));
   users.delete(text);
   const pairs = [...values].flatMap(([key, counts]) => [...counts].map(([value, count]) => ({ label: `${key}=${value}`, count }))).filter(({ label }) => has(label));
   return [
@@ -40,6 +46,7 @@ async function suggestions(text) {
     ...known.filter((one) => has(labels(one.labels))).slice(0, OF_A_KIND).map((one) => ({ kind: "limit", text: labels(one.labels), note: percent(one.fullness), to: toScope(one.labels) })),
     ...pairs.slice(0, OF_A_KIND).map(({ label, count }) => ({ kind: "label", text: label, note: `${number(count)} EMs`, to: toList("ems", { label }) })),
     ...(ems.length > OF_A_KIND ? [{ kind: "EMs", text: `all ${number(ems.length)} whose names have “${text}”`, to: toList("ems", { part: text }) }] : []),
+    ...(users.size > OF_A_KIND ? [{ kind: "users", text: `all whose names have “${text}”`, to: toList("users", { part: text }) }] : []),
     ...(text.includes("=") ? [] : [{ kind: "user", text, note: "by this name", to: toUser(text) }]),
   ];
 }
@@ -90,6 +97,7 @@ async function typed() {
 at("search").addEventListener("input", typed);
 at("search").addEventListener("focus", () => {
   fullest();
+  most();
   if (at("search").value.trim()) typed();
 });
 at("search").addEventListener("blur", close);
