@@ -57,6 +57,13 @@ if (texts.length === 0) return ['nothing is seen'];
 return texts.filter((element) => contrast(element) < 4.5).map((element) => `${element.textContent.trim()}: ${contrast(element).toFixed(2)}`);
 ";
 
+/// Script that returns elements whose content is wider than they are.
+const CUT: &str = r"
+const isCut = (element) => element.checkVisibility() && element.clientWidth > 0 && element.scrollWidth > element.clientWidth + 1;
+return [...document.querySelectorAll('#view *, #panel *')].filter((element) => isCut(element) && !element.closest('input, select, .unseen'))
+    .map((element) => `${element.tagName} ${element.className}: ${element.textContent.slice(0, 80)}`);
+";
+
 /// Script that returns what axe finds and calls serious or critical, each with its elements.
 const FINDINGS: &str = r"
 const done = arguments[arguments.length - 1];
@@ -225,7 +232,7 @@ impl Browser {
     }
 
     /// Asserts the layout in both colour schemes, and in narrow and wide windows: no horizontal scrolling, enough contrast of every text,
-    /// and no serious finding of axe, if it is there.
+    /// nothing wider than its place, and no serious finding of axe, if it is there.
     /// Stores pictures under this name.
     pub async fn looks_well(&self, name: &str) {
         let (mut grounds, axe) = (Vec::new(), axe());
@@ -235,7 +242,9 @@ impl Browser {
                 self.resize(width, 900).await;
                 self.picture(&format!("{name}-{scheme}-{width}")).await;
                 assert_eq!(self.overflow().await, 0, "{name}, {scheme}, {width} pixels");
-                assert_eq!(self.run(UNREADABLE).await, json!([]), "{name}, {scheme}, {width} pixels");
+                for script in [UNREADABLE, CUT] {
+                    assert_eq!(self.run(script).await, json!([]), "{name}, {scheme}, {width} pixels");
+                }
                 if let Some(axe) = &axe {
                     assert_eq!(self.findings(axe).await, json!([]), "{name}, {scheme}, {width} pixels");
                 }

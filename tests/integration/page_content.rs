@@ -78,7 +78,7 @@ async fn page_content_equals_service_state() {
         ("#locked .note", "2 locked, 1 in use"),
         ("#waiting .note", "1, longest"),
         ("#waiting", HOSTILE),
-        ("#waiting", "host1:9102"),
+        ("#waiting", "host1"),
         ("#locked", HOSTILE),
         ("#actions", "drained"),
         ("#fullest", "user=bob"),
@@ -89,7 +89,7 @@ async fn page_content_equals_service_state() {
     assert_eq!(browser.text("#empty").await, "(unseen)");
     // The locked ticket counts.
     assert_eq!(rows(&browser, "#fullest").await, ["user=bob||100%|1|1|instances"]);
-    for refused in ["carol", "host1:9102", "cores", "bob", "user=bob", "instances"] {
+    for refused in ["carol", "host1", "cores", "bob", "user=bob", "instances"] {
         browser.shows("#refused", refused).await;
     }
     let rates = || async {

@@ -4,6 +4,7 @@ use rm_client::ResourceRequest;
 
 use crate::{
     browser::{Browser, axe},
+    external::{FAIR, Yarn, client_of, config, provider, put},
     harness::*,
     identity::token,
     page::{furnish, get, start_page},
@@ -28,6 +29,8 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     browser.looks_well("empty").await;
 
     let waiting = furnish(&rm).await;
+    let yarn = Yarn::start(FAIR).await;
+    put(&client_of(&rm).await, provider("bdp", &config(&yarn.address))).await.unwrap();
     browser.go(&url).await;
     for (place, shown) in [
         ("#refused", "bob"),
@@ -35,6 +38,7 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
         ("#waiting", "host1"),
         ("#locked", "bob"),
         ("#actions", "drained"),
+        ("#users", "bob"),
     ] {
         browser.shows(place, shown).await;
     }
@@ -42,16 +46,20 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     let dark = first_tile(&browser).await;
     browser.prefer("light").await;
     assert_ne!(first_tile(&browser).await, dark);
-    for list in ["ems", "limits", "waiting", "tickets", "refusals", "history", "limits?show=set"] {
+    for list in ["ems", "users", "limits", "waiting", "queues", "tickets", "refusals", "history", "limits?show=set"] {
         browser.go(&format!("{url}#/{list}")).await;
-        browser.shows("#rows thead", "").await;
+        let name = list.split('?').next().unwrap();
+        browser.shows(&format!("#list-{name} .foot"), "1–").await;
         browser.looks_well(&list.replace('?', "-")).await;
     }
+    let ticket = rm.client.tickets(None).await.unwrap()[0].id;
     for (panel, shown) in [
         ("em/host1:9102", "History"),
         ("user/bob", "History"),
         ("scope/user=bob", "Set by"),
         ("em/none", "not registered"),
+        (&format!("ticket/{ticket}"), "History"),
+        ("queue/bdp/root.eng.etl", "Applications"),
     ] {
         browser.go(&format!("{url}#/{panel}")).await;
         browser.shows("#panel", shown).await;

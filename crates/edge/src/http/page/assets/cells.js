@@ -1,6 +1,6 @@
 // Contents of table cells, and tables that several parts of the page have.
 
-import { emByKey } from "/page/cluster.js";
+import { emByKey, shortName } from "/page/cluster.js";
 import { bar, element, link, muted, table, when } from "/page/elements.js";
 import { age, amount, dimensions, labels, number, percent, plain, resource, span } from "/page/format.js";
 import { toEm, toScope, toTicket, toUser } from "/page/address.js";
@@ -9,7 +9,8 @@ export const user = (name) => (name ? link(name, toUser(name)) : "others");
 
 export const userAndCreator = (row) => [user(row.user), " ", muted(row.creator)];
 
-export const em = (instance) => (instance?.instance ? link(instance.instance, toEm(instance)) : "–");
+// Without what all names end with; the whole name is the title.
+export const em = (instance) => (instance?.instance ? link(shortName(instance.instance), toEm(instance), instance.instance) : "–");
 
 // The end of an id identifies a ticket; the first half is the time.
 export const ticket = (id) => link(`…${id.slice(-8)}`, toTicket(id), id);

@@ -98,6 +98,14 @@ export async function labelValues() {
   return new Map([...values].sort(([, one], [, other]) => one.size - other.size));
 }
 
+let ending = { names: undefined, suffix: "" };
+
+// The name of an EM without what all names end with.
+export function shortName(instance) {
+  if (ending.names !== cluster.names || ending.count !== cluster.names.length) ending = { names: cluster.names, count: cluster.names.length, suffix: sharedParts(cluster.names)[1] };
+  return (instance.endsWith(ending.suffix) && instance.slice(0, instance.length - ending.suffix.length)) || instance;
+}
+
 // The part that all names begin with, and the part that all end with, up to a separator. One name has none.
 export function sharedParts(names) {
   if (names.length < 2) return ["", ""];

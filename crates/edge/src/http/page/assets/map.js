@@ -86,6 +86,7 @@ export class EmMap {
     this.cell = isTouched && cluster.names.length <= FINGERS_MAX ? FINGER : Math.max(CELL_MIN, Math.min(CELL_MAX, fit));
     this.across = Math.max(1, Math.floor(width / this.cell));
     show(this.place, this.groups.map((group) => this.section(group)));
+    if (!this.place.contains(document.activeElement)) this.point(undefined);
     this.place.setAttribute("aria-label", `${number(cluster.names.length)} EMs; arrow keys move, Enter opens`);
     this.place.tabIndex = this.areTiles ? -1 : 0;
     for (const group of this.groups) if (group.canvas) this.paint(group, group.places);
@@ -189,7 +190,14 @@ export class EmMap {
   }
 
   point(place) {
-    this.tip.textContent = place === undefined || place >= cluster.names.length ? "\u00a0" : describe(place);
+    const text = place === undefined || place >= cluster.names.length ? this.names() : describe(place);
+    if (this.tip.textContent !== text) this.tip.textContent = text;
+  }
+
+  // What tiles leave out of the names.
+  names() {
+    const parts = [this.prefix, this.suffix].filter(Boolean).join(" and ");
+    return parts ? `Names without ${parts}` : "\u00a0";
   }
 
   announce() {

@@ -3,7 +3,7 @@
 import { changed, toEm, toList, toScope } from "/page/address.js";
 import { all, call } from "/page/api.js";
 import { capacityTable, heldShare, spark } from "/page/capacity.js";
-import { actionColumns, limitColumns, limitRows, placed, refusalColumns, shares, summed, ticketColumns, waitingColumns } from "/page/cells.js";
+import { actionColumns, left, limitColumns, limitRows, placed, refusalColumns, shares, summed, ticketColumns, waitingColumns } from "/page/cells.js";
 import { CHOSEN, URGENT, cluster, sharedParts, states, stateOf } from "/page/cluster.js";
 import { at, copyable, element, line, link, muted, show, table } from "/page/elements.js";
 import { age, labels, number, plain, seconds, span } from "/page/format.js";
@@ -31,7 +31,7 @@ const note = (id, ...text) => show(at(id).querySelector(".note"), text);
 const inner = () => element("div", { class: "body" }, element("div", { class: "loading" }));
 
 function build(place) {
-  place.append(element("div", { id: "strip", hidden: true }),
+  place.append(element("h1", { class: "unseen" }, "Overview"), element("div", { id: "strip", hidden: true }),
     element("section", { class: "card", id: "empty", hidden: true }, element("h2", {}, "No EM has registered yet"), line("EMs register over gRPC. This command registers an example:"), copyable(registration())),
     element("div", { class: "cards" },
       card("capacity", "Capacity", undefined, inner()),
@@ -132,6 +132,8 @@ function sums() {
   }
 }
 
+const lockedColumns = [...ticketColumns.filter(({ name }) => ["ticket", "user", "EM"].includes(name)), { name: "time left", class: "n", of: (row) => left(row.expire_time) }];
+
 const limitsTable = (scopes) => table(limitColumns, limitRows(scopes).filter(({ full }) => full).slice(0, ROWS), "no limit applies to a live ticket");
 
 function emStates() {
@@ -160,7 +162,7 @@ function reads() {
     live(SOON, async (isOver) => {
       if (isEmpty(cluster.overview.tickets?.locked)) return;
       const { tickets } = await call("ListTickets", { state: "locked", page_size: ROWS });
-      if (!isOver()) show(body("locked"), table(ticketColumns.filter(({ name }) => !["age", "other", "memory"].includes(name)), tickets, "no ticket waits for its engine"));
+      if (!isOver()) show(body("locked"), table(lockedColumns, tickets, "no ticket waits for its engine"));
     }, failed("locked")),
     live(SOON, async (isOver) => {
       const { actions } = await call("ListActions", { newest_first: true, page_size: ROWS });
@@ -169,7 +171,7 @@ function reads() {
     live(LATER, async (isOver) => {
       const { found, partial } = await all("ListRefusals", "refusals", { from_time: since(HOUR) }, PAGES);
       if (isOver()) return;
-      show(body("refused"), table(refusalColumns, summed(found).slice(0, ROWS), "nobody"), partial ? line(`by the latest ${number(found.length)} sums`) : undefined);
+      show(body("refused"), table(refusalColumns.filter(({ name }) => !["wanted", "free"].includes(name)), summed(found).slice(0, ROWS), "nobody"), partial ? line(`by the latest ${number(found.length)} sums`) : undefined);
     }, failed("refused")),
     live(AGAIN, async (isOver) => {
       const by = fullestDimension();

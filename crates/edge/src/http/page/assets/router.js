@@ -67,8 +67,11 @@ export function route() {
   if (panel !== shown.panel) openPanel(panel);
   if (isBack && settleAt === undefined) scrollTo(0, scrolls.get(entry) ?? 0);
   for (const one of at("nav").querySelectorAll("a")) {
-    if (parse(one.hash).path[0] === path[0]) one.setAttribute("aria-current", "page");
-    else one.removeAttribute("aria-current");
+    if (parse(one.hash).path[0] === path[0]) {
+      one.setAttribute("aria-current", "page");
+      // In a narrow window the lists scroll sideways.
+      at("nav").scrollLeft = one.offsetLeft - at("nav").clientWidth / 2;
+    } else one.removeAttribute("aria-current");
   }
   markSelected();
 }

@@ -30,10 +30,10 @@ export const mostHeld = (rows, by) => Math.max(1, ...rows.map((row) => held(row,
 
 const sortedBy = (fields) => (fields.get("sort") ?? users.sort).replace(/^-/, "");
 
-// The dimensions of the EMs and of the providers of external queues.
-function dimensions() {
+// The dimensions of the EMs and of the providers of external queues, and the chosen one.
+function dimensions(fields) {
   const ofEms = (cluster.overview.ems ?? []).flatMap((group) => Object.keys(group.dimensions ?? {}));
-  return [...new Set([...USUAL, ...ofEms, ...providers.last.flatMap(({ type }) => EXTERNAL[type] ?? [])])];
+  return [...new Set([...USUAL, ...ofEms, ...providers.last.flatMap(({ type }) => EXTERNAL[type] ?? []), sortedBy(fields)])];
 }
 
 const read = called("ListUsers", "users", (fields) => ({ dimension: sortedBy(fields) }), (fields) => {
@@ -44,7 +44,7 @@ const read = called("ListUsers", "users", (fields) => ({ dimension: sortedBy(fie
 export const users = {
   title: "Users", note: "who holds most first", empty: "No user holds any of it.", sort: "-instances",
   filters: [{ name: "part", label: "part of a name" }],
-  chips: (fields) => dimensions().map((one) => ({ text: plain(one), set: { sort: `-${one}` }, isOn: one === sortedBy(fields) })),
+  chips: (fields) => dimensions(fields).map((one) => ({ text: plain(one), set: { sort: `-${one}` }, isOn: one === sortedBy(fields) })),
   columns: (fields) => {
     const by = sortedBy(fields);
     return [name, sum(by, ""), { name: "locked of it", class: "n wide", of: (row) => (locked(row, by) > 0 ? amount(by, locked(row, by)) : "–") },
