@@ -95,18 +95,31 @@ impl Browser {
     /// Opens a window. Returns `None` and prints the reason without a browser.
     pub async fn start() -> Option<Self> {
         let turn = TURN.lock().await;
-        let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-        let Ok(mut driver) = driver else {
-            skip_without("chromedriver", "Debian has it in the package chromium-driver");
-            return None;
+        // The driver may end at once, as when another program takes its port.
+        let mut tries = 0;
+        let (driver, said, port) = loop {
+            tries += 1;
+            let mut driver = Command::new("chromedriver");
+            driver.arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null());
+            let Ok(mut driver) = driver.spawn() else {
+                skip_without("chromedriver", "Debian has it in the package chromium-driver");
+                return None;
+            };
+            let mut said = BufReader::new(driver.stdout.take().unwrap());
+            let port = said
+                .by_ref()
+                .lines()
+                .map_while(Result::ok)
+                .find_map(|line| line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
+            match port {
+                Some(port) => break (driver, said, port),
+                None => {
+                    let _ = driver.kill();
+                    assert!(tries < 3, "chromedriver prints its port: {:?}", driver.wait());
+                }
+            }
         };
-        let mut said = BufReader::new(driver.stdout.take().unwrap());
-        let port = said
-            .by_ref()
-            .lines()
-            .map_while(Result::ok)
-            .find_map(|line| line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
-        let address = SocketAddr::from(([127, 0, 0, 1], port.expect("chromedriver prints its port")));
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
         let mut browser = Self { driver, address, session: String::new(), _said: said, _turn: turn };
         let options = json!({
             "goog:chromeOptions": {"args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]},

@@ -2,7 +2,7 @@
 
 import { emByKey, shortName } from "/page/cluster.js";
 import { bar, element, link, muted, table, when } from "/page/elements.js";
-import { age, amount, dimensions, labels, number, percent, plain, resource, span } from "/page/format.js";
+import { age, amount, dimensions, labels, number, percent, plain, resource, span, withUnit } from "/page/format.js";
 import { toEm, toScope, toTicket, toUser } from "/page/address.js";
 
 export const user = (name) => (name ? link(name, toUser(name)) : "others");
@@ -85,7 +85,7 @@ export const ticketColumns = [
   only("cores"),
   { name: "other", class: "text wide", of: (row) => {
     const { memory, cores, ...others } = dimensions(held(row));
-    return Object.entries(others).filter(([, value]) => value !== 0).map(([name, value]) => `${amount(name, value)} ${plain(name)}`).join(", ");
+    return Object.entries(others).filter(([, value]) => value !== 0).map(([name, value]) => withUnit(name, value)).join(", ");
   } },
   { name: "age", class: "n", of: (row) => ago(row.locked_time) },
 ];

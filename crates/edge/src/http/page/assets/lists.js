@@ -2,7 +2,7 @@
 
 import { EM_APPLICATION, command, option, toEm, toList, toQueue } from "/page/address.js";
 import { all, call } from "/page/api.js";
-import { CHOSEN, STATES, URGENT, cluster, emKey, emLabels, full, fullness, stateOf, states } from "/page/cluster.js";
+import { CHOSEN, STATES, URGENT, cluster, emKey, emLabels, full, fullness, shortName, stateOf, states } from "/page/cluster.js";
 import { actionColumns, ago, limitColumns, limitRows, placed, refusalColumns, scope, ticketColumns, waitingColumns } from "/page/cells.js";
 import { bar, element, link } from "/page/elements.js";
 import { age, amount, dimensions, labels, number, now, seconds, span, withUnit } from "/page/format.js";
@@ -53,15 +53,16 @@ const stateCell = ({ code }) => {
   return element("span", { class: URGENT.includes(state) ? "tag urgent" : "tag" }, state);
 };
 
+// Of what can be granted: without the protected part.
 const held = (name, extra) => ({ name, class: `n ${extra}`, of: ({ detail }) => {
   const total = dimensions(detail?.total)[name];
   if (total === undefined) return "–";
-  const [used, locked] = [detail.used, detail.locked].map((amounts) => dimensions(amounts)[name] ?? 0);
-  return `${amount(name, used + locked)} of ${amount(name, total)}`;
+  const [used, locked, kept] = [detail.used, detail.locked, detail.protected_resource].map((amounts) => dimensions(amounts)[name] ?? 0);
+  return `${amount(name, used + locked)} of ${amount(name, total - kept)}`;
 } });
 
 const emColumns = () => [
-  { name: "EM", class: "text", sort: "name", of: ({ em }) => link(em.instance, toEm(em)) },
+  { name: "EM", class: "text", sort: "name", of: ({ em }) => link([shortName(em.instance), element("span", { class: "wide" }, em.instance.slice(shortName(em.instance).length))], toEm(em), em.instance) },
   { name: "state", sort: "state", only: "state", of: stateCell },
   { name: "full", class: "n", sort: "full", of: ({ code }) => full(code) },
   { name: "", class: "bars mid", of: ({ code }) => bar([fullness(code) >= 100 ? "full" : "used", fullness(code) / 100]) },
@@ -112,7 +113,7 @@ export const labelFields = (prefix, map) => Object.fromEntries(Object.entries(ma
 const setColumns = [
   { name: "limit", class: "text", of: (row) => (row.each.length === 0 ? scope(row.labels) : row.name) },
   { name: "maximum", class: "text", of: (row) => Object.entries(row.max).map(([dimension, most]) => withUnit(dimension, most)).join(", ") || "none" },
-  { name: "mode", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
+  { name: "mode", class: "mid", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
   { name: "state", class: "wide", of: (row) => row.state.replace("LIMIT_STATE_", "").replace("_", " ").toLowerCase() },
   { name: "set", class: "n", of: (row) => ago(row.update_time) },
   { name: "by", class: "text", of: (row) => row.updated_by },
@@ -153,7 +154,7 @@ const waiting = {
 const refusals = {
   title: "Refused", note: "the latest period first", empty: "No request was refused.",
   filters: [{ name: "user", label: "user" }, { name: "scope", label: "refused by" }, { name: "dimension", label: "short of" }],
-  columns: () => [{ name: "period", class: "n", of: (row) => ago(row.period_start) }, ...refusalColumns],
+  columns: () => [{ name: "period", class: "n mid", of: (row) => ago(row.period_start) }, ...refusalColumns],
   chips: (fields) => [choice(fields, "since", undefined, "last hour"), choice(fields, "since", "day", "last day"), choice(fields, "since", "all")],
   read: called("ListRefusals", "refusals", (fields) => ({
     user: fields.get("user"), scope: fields.get("scope"), dimension: fields.get("dimension"),

@@ -6,7 +6,7 @@ import { at } from "/page/elements.js";
 import { clock, setClock, span } from "/page/format.js";
 import { fillHelp } from "/page/keys.js";
 import { providers } from "/page/queues.js";
-import { begin, end, tick } from "/page/router.js";
+import { begin, end, showCurrent, tick } from "/page/router.js";
 
 // Timeout of the stream in ms: without a message for so long, the connection is lost. Interval between attempts to reconnect in ms.
 const SILENT = 4000;
@@ -45,7 +45,10 @@ function showServer() {
   at("who").className = server.authentication ? "muted" : "amber";
   at("logout").hidden = !server.authentication;
   at("about").textContent = `linkis-rm ${server.version}, instance ${server.instance_id}`;
-  providers().then((known) => (at("nav-queues").hidden = known.length === 0), () => {});
+  providers().then((known) => {
+    at("nav-queues").hidden = known.length === 0;
+    showCurrent();
+  }, () => {});
 }
 
 function showMessage(message) {

@@ -67,13 +67,17 @@ export function route() {
   if (panel !== shown.panel) openPanel(panel);
   if (isBack && settleAt === undefined) scrollTo(0, scrolls.get(entry) ?? 0);
   for (const one of at("nav").querySelectorAll("a")) {
-    if (parse(one.hash).path[0] === path[0]) {
-      one.setAttribute("aria-current", "page");
-      // In a narrow window the lists scroll sideways.
-      at("nav").scrollLeft = one.offsetLeft - at("nav").clientWidth / 2;
-    } else one.removeAttribute("aria-current");
+    if (parse(one.hash).path[0] === path[0]) one.setAttribute("aria-current", "page");
+    else one.removeAttribute("aria-current");
   }
+  showCurrent();
   markSelected();
+}
+
+// In a narrow window the lists scroll sideways.
+export function showCurrent() {
+  const [nav, one] = [at("nav"), at("nav").querySelector("[aria-current]")];
+  nav.scrollLeft = (one?.offsetLeft ?? 0) - nav.clientWidth / 2;
 }
 
 function markSelected() {
