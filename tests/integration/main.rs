@@ -64,6 +64,7 @@ mod operator_reads;
 mod overview;
 mod page;
 mod page_content;
+mod page_controls;
 mod page_layout;
 mod page_lists;
 mod page_users;

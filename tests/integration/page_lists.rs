@@ -18,6 +18,8 @@ pub const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";
 const RIGHT: &str = "\u{e014}";
 const DOWN: &str = "\u{e015}";
+const LEFT: &str = "\u{e012}";
+pub const UP: &str = "\u{e013}";
 
 /// Returns the texts of a column of the list.
 pub async fn column(browser: &Browser, number: usize) -> Vec<String> {
@@ -296,6 +298,14 @@ async fn page_keys_reach_lists_rows_and_map() {
     browser.run("document.querySelectorAll('#rows tbody a')[1].focus()").await;
     browser.press(DOWN).await;
     browser.shows("#panel h1", "host27:9102").await;
+    browser.press(UP).await;
+    browser.shows("#panel h1", "host28:9102").await;
+    browser.press("k").await;
+    browser.shows("#panel h1", "host29:9102").await;
+    browser.press("]").await;
+    browser.shows(".foot", "26–30 of 30").await;
+    browser.press("[").await;
+    browser.shows(".foot", "1–25 of 30").await;
     browser.press("]").await;
     browser.shows(".foot", "26–30 of 30").await;
     browser.press("?").await;
@@ -303,6 +313,16 @@ async fn page_keys_reach_lists_rows_and_map() {
     browser.run("document.getElementById('letters-off').click(); document.querySelector('#help button').click()").await;
     browser.press("gt").await;
     browser.shows(".foot", "26–30 of 30").await;
+    // In a narrow window the map is one canvas.
+    browser.resize(600, 900).await;
+    browser.run("location.hash = '#/'").await;
+    browser.shows("#ems .note", "30 unreported").await;
+    browser.run("document.getElementById('map').focus()").await;
+    browser.shows("#map-tip", "host00:9102").await;
+    browser.press(&format!("{RIGHT}{RIGHT}{LEFT}")).await;
+    browser.shows("#map-tip", "host01:9102").await;
+    browser.press(ENTER).await;
+    address_is(&browser, "#/em/host01:9102").await;
     rm.stop().await;
 }
 

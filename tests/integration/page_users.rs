@@ -5,10 +5,8 @@ use crate::{
     harness::*,
     identity::token,
     page::{get, start_page},
-    page_lists::{ENTER, address_is, column, column_is, filter, furnish_racks},
+    page_lists::{ENTER, UP, address_is, column, column_is, filter, furnish_racks},
 };
-
-const UP: &str = "\u{e013}";
 
 async fn sign_in(browser: &Browser, token: &str) {
     let fill = "document.getElementById('token').value";
