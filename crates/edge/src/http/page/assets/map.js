@@ -86,7 +86,7 @@ export class EmMap {
     this.cell = isTouched && cluster.names.length <= FINGERS_MAX ? FINGER : Math.max(CELL_MIN, Math.min(CELL_MAX, fit));
     this.across = Math.max(1, Math.floor(width / this.cell));
     show(this.place, this.groups.map((group) => this.section(group)));
-    if (!this.place.contains(document.activeElement)) this.point(undefined);
+    this.point(this.pointed);
     this.place.setAttribute("aria-label", `${number(cluster.names.length)} EMs; arrow keys move, Enter opens`);
     this.place.tabIndex = this.areTiles ? -1 : 0;
     for (const group of this.groups) if (group.canvas) this.paint(group, group.places);
@@ -120,7 +120,10 @@ export class EmMap {
 
   // Repaints the changed places.
   tick(places) {
-    if (!places) return this.draw();
+    if (!places) {
+      this.pointed = undefined;
+      return this.draw();
+    }
     const changed = new Set(places);
     for (const group of this.groups) {
       if (group.canvas) this.paint(group, group.places.filter((place) => changed.has(place)));
@@ -190,6 +193,7 @@ export class EmMap {
   }
 
   point(place) {
+    this.pointed = place;
     const text = place === undefined || place >= cluster.names.length ? this.names() : describe(place);
     if (this.tip.textContent !== text) this.tip.textContent = text;
   }
