@@ -253,13 +253,13 @@ pub enum Unauthenticated {
     #[error("the call has no token, and this service requires one; send \"authorization: Bearer TOKEN\"")]
     Missing,
     /// The token is unknown.
-    #[error("the token of the call is unknown; create one with linkis-rm tokens create")]
+    #[error("the token of the call is unknown; create one with linkis-rm token create")]
     Unknown,
     /// The token has expired.
-    #[error("the token of the call has expired; create another with linkis-rm tokens create")]
+    #[error("the token of the call has expired; create another with linkis-rm token create")]
     Expired,
     /// The token was revoked.
-    #[error("the token of the call was revoked; create another with linkis-rm tokens create")]
+    #[error("the token of the call was revoked; create another with linkis-rm token create")]
     Revoked,
     /// The client certificate of the connection has expired.
     #[error("the client certificate of this connection has expired; connect again with another")]
