@@ -159,14 +159,21 @@ async fn page_content_equals_service_state() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn page_without_ems_shows_registration_command() {
+async fn page_without_ems_shows_commands_that_work() {
     let Some(browser) = Browser::start().await else { return };
     let (_database, rm) = start_page().await;
     browser.go(&format!("http://{}/", rm.http)).await;
-    let address = rm.address.replace("http://", "");
-    browser.shows("#empty", &format!("{address} linkis.rm.v1.ResourceManagerService/Register")).await;
+    browser.shows("#empty", "Three commands").await;
     assert_eq!(browser.text("#ems").await, "(unseen)");
-    rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
+    let commands =
+        browser.run("return [...document.querySelectorAll('#empty .command code')].map((code) => code.textContent)");
+    let commands: Vec<String> = serde_json::from_value(commands.await).unwrap();
+    let succeeds = |command: &str| {
+        let words = command.strip_prefix("linkis-rm ").unwrap().split(' ');
+        std::process::Command::new(*PROGRAM).args(words).output().unwrap().status.success()
+    };
+    assert!(succeeds(&commands[0]) && succeeds(&format!("{} --yes", commands[1])), "{commands:?}");
+    assert_eq!([0; 3].map(|_| succeeds(&commands[2])), [true, true, false], "{commands:?}");
     browser.shows("#ems .note", "1 unreported").await;
     assert_eq!(browser.text("#empty").await, "(unseen)");
     assert_eq!(browser.complaints().await, [""; 0]);

@@ -25,7 +25,7 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     let (database, rm) = start_page().await;
     let url = format!("http://{}/", rm.http);
     browser.go(&url).await;
-    browser.shows("#empty", "Register").await;
+    browser.shows("#empty", "em register").await;
     browser.looks_well("empty").await;
 
     let waiting = furnish(&rm).await;

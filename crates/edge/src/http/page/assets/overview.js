@@ -1,6 +1,6 @@
 // The overview: what wants a person, the capacity, the map of EMs, and the beginnings of the lists.
 
-import { changed, toEm, toList, toScope } from "/page/address.js";
+import { changed, command, toEm, toList, toScope } from "/page/address.js";
 import { all, call } from "/page/api.js";
 import { capacityTable, heldShare, spark } from "/page/capacity.js";
 import { actionColumns, left, limitColumns, limitRows, placed, refusalColumns, shares, summed, ticketColumns, waitingColumns } from "/page/cells.js";
@@ -32,7 +32,8 @@ const inner = () => element("div", { class: "body" }, element("div", { class: "l
 
 function build(place) {
   place.append(element("h1", { class: "unseen" }, "Overview"), element("div", { id: "strip", hidden: true }),
-    element("section", { class: "card", id: "empty", hidden: true }, element("h2", {}, "No EM has registered yet"), line("EMs register over gRPC. This command registers an example:"), copyable(registration())),
+    element("section", { class: "card", id: "empty", hidden: true }, element("h2", {}, "No EM has registered yet"), line("Three commands show how it works. This page follows them."),
+      examples().map(([title, text]) => [element("h3", {}, title), copyable(text)]), line("Or a whole cluster for ten minutes: ", element("code", {}, "linkis-rm demo"))),
     element("div", { class: "cards" },
       card("capacity", "Capacity", undefined, inner()),
       card("waiting", "Waiting", toList("waiting"), inner()),
@@ -45,15 +46,15 @@ function build(place) {
       card("actions", "Activity", toList("history"), inner())));
 }
 
-// The command that registers an example, by the address and the protection of the instance.
-function registration() {
+// Commands for the address and the protection of the instance.
+function examples() {
   const { server } = cluster;
-  const request = JSON.stringify({
-    em: { application_name: "linkis-cg-engineconnmanager", instance: "host1:9102" },
-    total: { load_instance: { memory: 68719476736, cores: 16, instances: 20 } },
-  });
-  const token = server.authentication ? ' -H "authorization: Bearer $TOKEN"' : "";
-  return `grpcurl${server.tls ? "" : " -plaintext"}${token} -d '${request}' ${server.grpc} linkis.rm.v1.ResourceManagerService/Register`;
+  const to = [`--address ${server.tls ? "https://" : ""}${server.grpc}`, server.authentication ? "--token-file FILE" : undefined];
+  return [
+    ["1 An EM with its capacity", command("em register", "demo-1:9102", "--total memory=64g,cores=16,instances=20", ...to)],
+    ["2 A limit of a user", command("limit set", "user=hadoop", "--max instances=2", ...to)],
+    ["3 A request; the third one is refused, and says why", command("request", "memory=4g,cores=2,instances=1", "--user hadoop", "--creator IDE", ...to)],
+  ];
 }
 
 // The choice of a label. Labels are read when the choice is opened.
