@@ -489,8 +489,8 @@ async fn placement_waiter_behind_blocked_crowd_is_woken() {
     // If the EM is full when they come, each of them has to find out first that capacity at the EM does not serve it.
     for (is_held, is_full) in [(false, false), (false, true), (true, false), (true, true)] {
         let (database, rm) = start().await;
-        let (one, host) = (|| load(1, 1, 1), em("host"));
-        rm.client.register(registration(host.clone(), load(4, 4, 4))).await.unwrap();
+        let (one, only) = (|| load(1, 1, 1), em("only"));
+        rm.client.register(registration(only.clone(), load(4, 4, 4))).await.unwrap();
         rm.client.request_resource(&anywhere("pig", one())).await.granted();
         if is_held {
             let key = LockKey::User(name("pig"));
@@ -499,21 +499,21 @@ async fn placement_waiter_behind_blocked_crowd_is_woken() {
         } else {
             rm.client.set_limit(&limit(&[("user", Some("pig"))], &[(Dimension::Instances, 1)])).await.unwrap();
         }
-        let ask = |user: &str| ResourceRequest { wait_timeout: LONG, ..anywhere(user, one()) };
+        let patient = |user: &str| ResourceRequest { wait_timeout: LONG, ..anywhere(user, one()) };
         let fill = async || {
             let mut grants = Vec::new();
             while let ResultResource::Available(grant) =
-                rm.client.request_resource(&request(&host, "first", one())).await.unwrap()
+                rm.client.request_resource(&request(&only, "first", one())).await.unwrap()
             {
                 grants.push(grant);
             }
             grants
         };
         let mut grants = if is_full { fill().await } else { Vec::new() };
-        let crowd: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, ask("pig"))).collect();
+        let crowd: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, patient("pig"))).collect();
         database.waiting(i64::try_from(CROWD).unwrap()).await;
         grants.extend(fill().await);
-        let mouse = enqueue(&rm.client, ask("mouse")).await;
+        let mouse = enqueue(&rm.client, patient("mouse")).await;
         for grant in &grants {
             rm.client.resource_released(&release(grant, "first")).await.unwrap();
         }
