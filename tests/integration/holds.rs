@@ -419,3 +419,44 @@ async fn contended_key_after_release_needs_no_read_connection() {
     granted.expect("granted beside the readers").unwrap().granted();
     rm.stop().await;
 }
+
+/// A hold that waits for its key delays no change of another hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_that_waits_delays_no_other_change() {
+    let (database, rm) = start_with_em(em("free"), load(10, 10, 10)).await;
+    rm.client.register(registration(em("locked"), load(10, 10, 10))).await.unwrap();
+    rm.client.hold(&new(of_em("free"), Duration::from_secs(600))).await.unwrap();
+    let mut holder = database.transaction_that_holds(&em("locked")).await;
+    let client = rm.client.clone();
+    let waits = tokio::spawn(async move { client.hold(&new(of_em("locked"), Duration::from_secs(600))).await });
+    eventually("the hold waits for the lock", LONG, || is_waiting(&database)).await;
+    let other = crate::harness::hurried(&rm.address, Duration::from_secs(20));
+    assert!(other.release_hold(&of_em("free")).await.unwrap());
+    assert!(!waits.is_finished());
+    execute(&mut holder, "ROLLBACK").await;
+    waits.await.unwrap().unwrap();
+}
+
+/// While a hold of a user waits for a reader of the limits, grants continue between its attempts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_of_user_beside_reader_of_limits_lets_grants_pass() {
+    let (database, rm) = start_with_em(em("a"), load(1000, 1000, 1000)).await;
+    let mut reader = database.connect().await;
+    execute(&mut reader, "BEGIN").await;
+    execute(&mut reader, "SELECT count(*) FROM linkis_resource_limit_version").await;
+    let client = rm.client.clone();
+    let waits = tokio::spawn(async move { client.hold(&new(of_user("alice"), Duration::from_secs(600))).await });
+    eventually("the hold waits for the fence", LONG, || is_waiting(&database)).await;
+    let grants = async {
+        for _ in 0..500 {
+            let grant = rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
+            rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        }
+    };
+    tokio::time::timeout(LONG, grants).await.expect("grants continue");
+    execute(&mut reader, "ROLLBACK").await;
+    if waits.await.unwrap().is_ok() {
+        rm.client.release_hold(&of_user("alice")).await.unwrap();
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}

@@ -77,6 +77,8 @@ struct KeyQueue<T, H> {
     waiting: VecDeque<KeyWaiter<T>>,
     /// Whether the key was contended at the end of the last turn.
     is_contended: bool,
+    /// Whether only a hold was found there at the end of the last turn.
+    is_held: bool,
     /// Whether an operation left for another EM.
     is_watched: bool,
     task: H,
@@ -126,6 +128,19 @@ impl<T, H: Clone> ContendedKeys<T, H> {
         self.0.contains_key(key)
     }
 
+    /// Whether an operation must wait for the key in its queue. One that `may_queue` enters a wait queue instead while the key is
+    /// only held.
+    pub fn takes(&self, key: &LockKey, may_queue: bool) -> bool {
+        self.0.get(key).is_some_and(|queue| !(queue.is_held && may_queue))
+    }
+
+    /// Records whether only a hold was found at a key.
+    pub fn note_held(&mut self, key: &LockKey, is_held: bool) {
+        if let Some(queue) = self.0.get_mut(key) {
+            queue.is_held = is_held;
+        }
+    }
+
     /// Whether the key was contended when it was last tried.
     pub fn is_contended(&self, key: &LockKey) -> bool {
         self.0.get(key).is_some_and(|queue| queue.is_contended)
@@ -136,7 +151,13 @@ impl<T, H: Clone> ContendedKeys<T, H> {
         if self.contains(key) {
             return None;
         }
-        let queue = KeyQueue { waiting: VecDeque::new(), is_contended: false, is_watched: false, task: task.clone() };
+        let queue = KeyQueue {
+            waiting: VecDeque::new(),
+            is_contended: false,
+            is_held: false,
+            is_watched: false,
+            task: task.clone(),
+        };
         self.0.insert(key.clone(), queue);
         Some(task)
     }
@@ -315,6 +336,16 @@ mod tests {
         assert_eq!(keys.take(&key, |operation| *operation == KEY_REQUESTS_MAX as u32), [KEY_REQUESTS_MAX as u32]);
         keys.join(&key, KeyWaiter { cost: BATCH_COST_MAX, ..waiter(0, now, None) }, now, &mut effects);
         assert_eq!(keys.take(&key, |_| true).len(), BATCH_COST_MAX);
+    }
+
+    #[test]
+    fn held_key_takes_no_request_that_may_queue() {
+        let (mut keys, key) = contended(Instant::now());
+        assert!(keys.takes(&key, true) && keys.takes(&key, false) && !keys.takes(&self::key("host2"), false));
+        keys.note_held(&key, true);
+        assert!(!keys.takes(&key, true) && keys.takes(&key, false));
+        keys.note_held(&key, false);
+        assert!(keys.takes(&key, true));
     }
 
     #[test]

@@ -36,8 +36,9 @@ const LISTED_MAX: i64 = 1000;
 /// Maximum wait for a lock per attempt, so that operations behind it are not delayed for long.
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
 
-/// Pause between attempts.
+/// Pause after an attempt: at least this, and this multiple of its wait for a lock, because operations waited behind it.
 const PAUSE: Duration = Duration::from_millis(25);
+const PAUSE_FACTOR: u32 = 3;
 
 /// Service for holds. Clones share it.
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ pub struct HoldService {
     store: Store,
     /// Reads an EM after a change of its hold, so that placement sees it at once. Other instances see it at their next survey.
     admission: Admission,
-    /// Serializes changes, so that they use one connection.
+    /// Serializes the attempts, so that they use one connection.
     changing: Arc<Mutex<()>>,
 }
 
@@ -89,10 +90,10 @@ impl HoldService {
 
     /// Makes a change, and repeats it until its locks are free.
     async fn change(&self, by: &Actor, change: HoldChange<'_>, deadline: Instant) -> Result<HoldResult, Error> {
-        let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.operator_session();
         let mut patience = session::HURRY;
         loop {
+            let turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
             let prepared = async {
                 let connection = session.get().await?;
                 match change {
@@ -109,15 +110,15 @@ impl HoldService {
                     }
                     return Ok(changed);
                 }
-                Ok(Err(Error::LockTimeout)) if Instant::now() + PAUSE < deadline => {
-                    patience = (patience * 2).min(PATIENCE_MAX);
-                }
+                Ok(Err(Error::LockTimeout)) if Instant::now() + PAUSE < deadline => {}
                 Ok(Err(error)) => return Err(error),
                 Err(_) => return Err(Error::LockTimeout),
             }
             // Transactions that waited behind this one proceed during the pause.
             session.reset();
-            tokio::time::sleep(PAUSE).await;
+            drop(turn);
+            tokio::time::sleep_until((Instant::now() + PAUSE.max(patience * PAUSE_FACTOR)).min(deadline)).await;
+            patience = (patience * 2).min(PATIENCE_MAX);
         }
     }
 

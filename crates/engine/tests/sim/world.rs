@@ -362,7 +362,9 @@ impl World {
         let mut batch = Vec::new();
         for queued in instance.queues.next(now) {
             let key = queued.key();
-            let is_contended = instance.keys.contains(&key) || self.store.contended.contains(queued.operation.em());
+            let may_queue = queued.operation.may_queue();
+            let is_contended =
+                instance.keys.takes(&key, may_queue) || self.store.contended.contains(queued.operation.em());
             if !is_contended {
                 batch.push(queued);
                 continue;
@@ -385,6 +387,7 @@ impl World {
         let is_locked = matches!(&key, LockKey::Em(em) if self.store.contended.contains(em));
         let is_held = self.store.is_held(&key);
         let mut batch = Vec::new();
+        instance.keys.note_held(&key, is_held && !is_locked);
         match task {
             KeyTask::Turn => {
                 instance.keys.found(&key, is_locked || is_held, now, &mut effects);

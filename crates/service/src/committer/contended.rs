@@ -97,7 +97,7 @@ impl ContendedQueues {
         self.answers.clone()
     }
 
-    /// Moves operations with an open queue into it. Returns the other operations.
+    /// Moves operations into the open queues of their keys. Returns those that need not wait there.
     pub fn divert(&self, arrived: impl Iterator<Item = QueuedOperation>) -> Vec<QueuedOperation> {
         self.change(|keys, effects| {
             if keys.is_empty() {
@@ -105,7 +105,8 @@ impl ContendedQueues {
             }
             let mut others = Vec::new();
             for mut pending in arrived {
-                match pending.operation.lock_keys(true).find(|key| keys.contains(key)) {
+                let may_queue = pending.operation.may_queue();
+                match pending.operation.lock_keys(true).find(|key| keys.takes(key, may_queue)) {
                     Some(key) => {
                         pending.trace.contended();
                         self.join(keys, &key, pending, effects);
@@ -211,7 +212,9 @@ impl ContendedQueues {
         let Ok(_turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
             return Duration::ZERO;
         };
-        match self.obstacle(worker, key).await {
+        let obstacle = self.obstacle(worker, key).await;
+        self.open().note_held(key, matches!(obstacle, Ok(LockConflict::Hold)));
+        match obstacle {
             Ok(LockConflict::None) => {
                 self.note_contended([key], false);
                 let batch = self.open().take(key, |_| true);

@@ -28,10 +28,11 @@ use rm_store::{
 };
 
 /// Maximum wait for the fence, for a database with slow batches.
-const PATIENCE_MAX: Duration = Duration::from_secs(2);
+const PATIENCE_MAX: Duration = Duration::from_secs(1);
 
-/// Pause before another attempt to close the fence.
+/// Pause before another attempt to close the fence: at least this, and this multiple of the wait, because batches waited behind it.
 const PAUSE: Duration = Duration::from_millis(25);
+const PAUSE_FACTOR: u32 = 3;
 
 /// Maximum number of history lines that are written inside the fence. More lines are written before it; inside it, only the
 /// lines that mark the start of their effect.
@@ -213,7 +214,7 @@ pub(super) async fn patiently(
             Ok(made) => return Ok(made),
             Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
                 session.reset();
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep_until((Instant::now() + PAUSE.max(patience * PAUSE_FACTOR)).min(deadline)).await;
                 patience = (patience * 2).min(PATIENCE_MAX);
             }
             Err(error) => {
