@@ -127,11 +127,9 @@ pub async fn write(connection: &mut PgConnection, sums: &[(Name, Option<UserSum>
             SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
                 AS n ("user", dimension, used, locked, rank)
         ), gone AS (
-            DELETE FROM linkis_user_sum WHERE ("user", dimension) IN (
-                SELECT s."user", s.dimension FROM unnest($6::text[]) AS k (name)
-                JOIN linkis_user_sum s ON s."user" = k.name
-                LEFT JOIN now n ON n."user" = s."user" AND n.dimension = s.dimension
-                WHERE n."user" IS NULL)
+            DELETE FROM linkis_user_sum s USING unnest($6::text[]) AS k (name)
+            WHERE s."user" = k.name
+                AND NOT EXISTS (SELECT FROM now n WHERE n."user" = s."user" AND n.dimension = s.dimension)
         )
         INSERT INTO linkis_user_sum AS s ("user", dimension, used, locked, rank)
         SELECT "user", dimension, used, locked, rank FROM now
