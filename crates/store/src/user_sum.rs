@@ -127,9 +127,11 @@ pub async fn write(connection: &mut PgConnection, sums: &[(Name, Option<UserSum>
             SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
                 AS n ("user", dimension, used, locked, rank)
         ), gone AS (
-            DELETE FROM linkis_user_sum s USING unnest($6::text[]) AS k (name)
-            WHERE s."user" = k.name
-                AND NOT EXISTS (SELECT FROM now n WHERE n."user" = s."user" AND n.dimension = s.dimension)
+            -- OFFSET 0 looks each user up in the index: other plans read all sums.
+            DELETE FROM linkis_user_sum WHERE ctid = ANY (ARRAY(
+                SELECT s.ctid FROM unnest($6::text[]) AS k (name) CROSS JOIN LATERAL (
+                    SELECT ctid, dimension FROM linkis_user_sum WHERE "user" = k.name OFFSET 0) s
+                WHERE NOT EXISTS (SELECT FROM now n WHERE n."user" = k.name AND n.dimension = s.dimension)))
         )
         INSERT INTO linkis_user_sum AS s ("user", dimension, used, locked, rank)
         SELECT "user", dimension, used, locked, rank FROM now
