@@ -68,7 +68,7 @@ async fn page_users_are_listed_by_what_they_hold() {
     browser.press("gu").await;
     address_is(&browser, "#/users").await;
 
-    // After a viewer of all users, one that sees a single user: neither its lists nor its search have others.
+    // A viewer of a single user signs in after a viewer of all users. Neither the lists nor the search have others.
     let all = token(&database, "olga", &["--role", "viewer"]);
     let own = token(&database, "otto", &["--role", "viewer", "--user", "user05"]);
     let known = || async {

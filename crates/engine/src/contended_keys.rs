@@ -128,8 +128,8 @@ impl<T, H: Clone> ContendedKeys<T, H> {
         self.0.contains_key(key)
     }
 
-    /// Whether an operation must wait for the key in its queue. One that `may_queue` enters a wait queue instead while the key is
-    /// only held.
+    /// Whether an operation must wait for the key in its queue. While the key is only held, an operation that `may_queue` enters a
+    /// wait queue instead.
     pub fn takes(&self, key: &LockKey, may_queue: bool) -> bool {
         self.0.get(key).is_some_and(|queue| !(queue.is_held && may_queue))
     }

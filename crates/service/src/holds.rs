@@ -14,7 +14,7 @@ use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 use tokio::{sync::Mutex, time::Instant};
 
-use crate::{admission::Admission, commit::commit, error::Error};
+use crate::{admission::Admission, commit::commit, error::Error, lock_attempts::LockAttempts};
 use rm_model::{
     hold::{HOLDS_MAX, NewHold, ResourceHold},
     operation::{LockKey, Rejection},
@@ -32,13 +32,6 @@ use rm_telemetry::cause;
 
 /// Maximum number of holds in a list.
 const LISTED_MAX: i64 = 1000;
-
-/// Maximum wait for a lock per attempt, so that operations behind it are not delayed for long.
-const PATIENCE_MAX: Duration = Duration::from_secs(1);
-
-/// Pause after an attempt: at least this, and this multiple of its wait for a lock, because operations waited behind it.
-const PAUSE: Duration = Duration::from_millis(25);
-const PAUSE_FACTOR: u32 = 3;
 
 /// Service for holds. Clones share it.
 #[derive(Clone, Debug)]
@@ -91,14 +84,14 @@ impl HoldService {
     /// Makes a change, and repeats it until its locks are free.
     async fn change(&self, by: &Actor, change: HoldChange<'_>, deadline: Instant) -> Result<HoldResult, Error> {
         let mut session = self.store.operator_session();
-        let mut patience = session::HURRY;
+        let mut attempts = LockAttempts::until(deadline);
         loop {
             let turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
             let prepared = async {
                 let connection = session.get().await?;
                 match change {
-                    HoldChange::Begin(new) => begin(connection, patience, by, new).await,
-                    HoldChange::Release(key) => release(connection, patience, by, key).await,
+                    HoldChange::Begin(new) => begin(connection, attempts.patience, by, new).await,
+                    HoldChange::Release(key) => release(connection, attempts.patience, by, key).await,
                 }
             };
             match tokio::time::timeout_at(deadline, prepared).await {
@@ -110,15 +103,14 @@ impl HoldService {
                     }
                     return Ok(changed);
                 }
-                Ok(Err(Error::LockTimeout)) if Instant::now() + PAUSE < deadline => {}
+                Ok(Err(Error::LockTimeout)) if attempts.may_repeat() => {}
                 Ok(Err(error)) => return Err(error),
                 Err(_) => return Err(Error::LockTimeout),
             }
             // Transactions that waited behind this one proceed during the pause.
             session.reset();
             drop(turn);
-            tokio::time::sleep_until((Instant::now() + PAUSE.max(patience * PAUSE_FACTOR)).min(deadline)).await;
-            patience = (patience * 2).min(PATIENCE_MAX);
+            attempts.pause().await;
         }
     }
 

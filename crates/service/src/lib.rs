@@ -36,6 +36,7 @@ pub mod holds;
 pub mod jwt;
 pub mod limits;
 mod lock;
+mod lock_attempts;
 pub mod overview;
 mod read_state;
 pub mod refusals;

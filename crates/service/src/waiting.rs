@@ -309,8 +309,7 @@ impl WaitHandle {
         self.stands.as_ref().map(|(position, _)| *position)
     }
 
-    /// Records the position and wait keys that the ledger has stored.
-    /// `any_em` states whether capacity at any EM may serve the request.
+    /// Records the position and wait keys that the ledger has stored. `any_em` states whether capacity at any EM may serve the request.
     pub fn update_entry(&mut self, waiting: &QueuedOutcome, any_em: bool) {
         self.stood_since.get_or_insert_with(Instant::now);
         self.sleeper.any_em = any_em;

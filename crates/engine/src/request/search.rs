@@ -1,8 +1,8 @@
 //! A request outside the wait queue: the search for an EM, spec by spec.
 //!
 //! A request that names an EM is tried there. Another one tries the best EMs of the cluster view: after [`CANDIDATES_MAX`] full
-//! ones it surveys, tries as many others, and then a last resort, which explains the refusal. If no spec is granted, the request waits with the
-//! first spec that can fit later.
+//! ones it surveys, tries as many others, and then a last resort, which explains the refusal. If no spec is granted, the request
+//! waits with the first spec that can fit later.
 //! Caller: `request`.
 
 use std::{mem, vec};

@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, slice, time::Duration};
 use sqlx::{Connection as _, PgConnection};
 use tokio::time::Instant;
 
-use crate::{commit::commit, error::Error};
+use crate::{commit::commit, error::Error, lock_attempts::LockAttempts};
 use rm_model::{
     limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
     name::Name,
@@ -26,13 +26,6 @@ use rm_store::{
     session::{self, Session, within_timeout},
     waiting::{self, FreedNotification},
 };
-
-/// Maximum wait for the fence, for a database with slow batches.
-const PATIENCE_MAX: Duration = Duration::from_secs(1);
-
-/// Pause before another attempt to close the fence: at least this, and this multiple of the wait, because batches waited behind it.
-const PAUSE: Duration = Duration::from_millis(25);
-const PAUSE_FACTOR: u32 = 3;
 
 /// Maximum number of history lines that are written inside the fence. More lines are written before it; inside it, only the
 /// lines that mark the start of their effect.
@@ -200,22 +193,20 @@ async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<Li
 
 /// Applies a change, with retries until `deadline`.
 ///
-/// Each attempt waits longer for the fence, up to [`PATIENCE_MAX`]. Operations that waited behind the fence proceed between
-/// attempts.
+/// Operations that waited behind the fence proceed between the attempts.
 pub(super) async fn patiently(
     session: &mut Session,
     deadline: Instant,
     change: &FencedChange,
     by: &Actor,
 ) -> Result<ChangeResult, Error> {
-    let mut patience = session::HURRY;
+    let mut attempts = LockAttempts::until(deadline);
     loop {
-        match fenced(session, patience, deadline, change, by).await {
+        match fenced(session, attempts.patience, deadline, change, by).await {
             Ok(made) => return Ok(made),
-            Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
+            Err(Error::LockTimeout) if attempts.may_repeat() => {
                 session.reset();
-                tokio::time::sleep_until((Instant::now() + PAUSE.max(patience * PAUSE_FACTOR)).min(deadline)).await;
-                patience = (patience * 2).min(PATIENCE_MAX);
+                attempts.pause().await;
             }
             Err(error) => {
                 session.reset();
