@@ -8,7 +8,7 @@ use super::{
     error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow, cells},
+        table::{Cell, Column, TableRow, cells},
         text,
     },
     service_arguments::TimeRange,
@@ -73,7 +73,7 @@ fn row(sum: &RefusalSum) -> TableRow {
         false => (text::name_or_nothing(&sum.user), text::scope(&sum.scope)),
     };
     cells![
-        text::time(sum.period_start.as_ref()),
+        Cell::Period(sum.period_start),
         user,
         scope,
         sum.dimension.clone(),

@@ -8,7 +8,7 @@ use super::{
     error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, TableRow, cells},
+        table::{Cell, Column, TableRow, cells},
         text,
     },
     service_arguments::TimeRange,
@@ -89,7 +89,7 @@ fn row(sum: &UsageSum) -> TableRow {
     };
     cells![
         name,
-        text::time(sum.hour.as_ref()),
+        Cell::Period(sum.hour),
         sum.tickets.to_string(),
         format!("{:.1}", sum.core_seconds / HOUR),
         format!("{:.1}", sum.byte_seconds / GB / HOUR),

@@ -1,8 +1,8 @@
 //! Tables: columns of names, texts and numbers, written one page at a time.
 //!
 //! A terminal shows the columns that fit: the rightmost ones are left out first, and never those that identify a row. If these
-//! alone do not fit, the longest names lose their middle, as long as they still differ. A pipe and the wide format have
-//! whole values. Callers: `output` and the commands that define columns.
+//! alone do not fit, the longest names lose their middle, as long as they still differ. The first column stays whole: its names are
+//! arguments of other commands. A pipe and the wide format have whole values. Callers: `output` and the commands that define columns.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ enum ColumnContent {
     Text,
     /// A number, an amount or a time: right-aligned and never shortened.
     Number,
-    /// A name, whose middle is omitted if it is too long.
+    /// A name, whose middle is omitted if it is too long and not in the first column.
     Name,
     /// An EM: a name whose end is omitted if all rows share it. The column can also have scopes, and "any" for any EM.
     Em,
@@ -86,6 +86,8 @@ pub enum Cell {
     Text(String),
     /// A time; `None` if it is not known.
     Time(Option<Timestamp>),
+    /// Start of a period: a time whose ages would be alike.
+    Period(Option<Timestamp>),
 }
 
 impl From<String> for Cell {
@@ -111,15 +113,16 @@ impl Cell {
     fn whole(&self) -> String {
         match self {
             Self::Text(text) => clean(text).into_owned(),
-            Self::Time(time) => text::time(time.as_ref()),
+            Self::Time(time) | Self::Period(time) => text::time(time.as_ref()),
         }
     }
 
-    /// Returns the value for a terminal: a time as an age.
+    /// Returns the value for a terminal: a time as an age, and a period as its minute.
     fn short(&self) -> String {
         match self {
-            Self::Text(_) | Self::Time(None) => self.whole(),
+            Self::Text(_) | Self::Time(None) | Self::Period(None) => self.whole(),
             Self::Time(Some(time)) => text::age(time, SystemTime::now()),
+            Self::Period(Some(time)) => text::minute(time, SystemTime::now()),
         }
     }
 }
@@ -248,14 +251,14 @@ impl TextTable {
         }
     }
 
-    /// Narrows the longest names, as long as different names remain different. Titles stay whole.
+    /// Narrows the longest names, as long as different names remain different. Titles and the first column stay whole.
     fn cut_names(&mut self, fit: usize, lines: &[Vec<String>]) {
         let is_name = |column: &Column| matches!(column.content, ColumnContent::Name | ColumnContent::Em);
         let mut least: BTreeMap<usize, usize> = BTreeMap::new();
         while self.total() > fit {
             let mut widest = None;
             for (at, column_width) in &self.shown {
-                let Some(column) = self.columns.get(*at).filter(|column| is_name(column)) else { continue };
+                let Some(column) = self.columns.get(*at).filter(|column| *at > 0 && is_name(column)) else { continue };
                 let least = least.entry(*at).or_insert_with(|| {
                     shortest(lines.iter().filter_map(|line| line.get(*at))).max(width(column.title))
                 });
@@ -380,17 +383,30 @@ mod tests {
 
     #[test]
     fn terminal_table_cuts_names_only_while_they_differ() {
-        let long = |end: &str| row([&format!("{}{end}", "h".repeat(40)), "1", "", "", ""]);
-        let mut table = TextTable::new(COLUMNS, Layout::Terminal(20), true);
-        let text = table.rows(&[long("1"), long("2"), row(["host3", "2", "bob", "3", ""])]);
+        const NAMES: &[Column] = &[Column::em("EM").key(), Column::name("USER").key()];
+        let named = |user: &str| vec![Cell::from("host1"), Cell::from(user)];
+        let long = |end: &str| named(&format!("{}{end}", "h".repeat(40)));
+        let mut table = TextTable::new(NAMES, Layout::Terminal(20), true);
+        let text = table.rows(&[long("1"), long("2"), named("host3")]);
         assert!(text.lines().all(|line| width(line) <= 20), "{text}");
         assert!(text.contains("hhhhhh..hhhh1") && text.contains("hhhhhh..hhhh2") && text.contains("host3"), "{text}");
         // The names differ in their middle alone.
-        let middle = |at: &str| row([&format!("{}{at}{}", "h".repeat(20), "h".repeat(20)), "1", "", "", ""]);
-        let mut table = TextTable::new(COLUMNS, Layout::Terminal(20), true);
+        let middle = |at: &str| named(&format!("{}{at}{}", "h".repeat(20), "h".repeat(20)));
+        let mut table = TextTable::new(NAMES, Layout::Terminal(20), true);
         let text = table.rows(&[middle("1"), middle("2")]);
         let lines: BTreeSet<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
+    }
+
+    #[test]
+    fn terminal_table_keeps_first_column_whole() {
+        let name = "h".repeat(40);
+        for rows in
+            [vec![row([&name, "1", "", "", ""])], vec![row([&name, "1", "", "", ""]), row(["h", "1", "", "", ""])]]
+        {
+            let mut table = TextTable::new(COLUMNS, Layout::Terminal(20), false);
+            assert_eq!(table.rows(&rows).lines().next(), Some(format!("{name}  1").as_str()));
+        }
     }
 
     #[test]

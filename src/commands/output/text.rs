@@ -144,6 +144,13 @@ pub fn age(time: &Timestamp, now: SystemTime) -> String {
     if distance < 0 { format!("in {text}") } else { text }
 }
 
+/// Returns the minute of a time in UTC: `12:05`, or `11-25 12:05` from a day ago on.
+pub fn minute(at: &Timestamp, now: SystemTime) -> String {
+    let whole = time(Some(at));
+    let is_today = Timestamp::from(now).seconds.saturating_sub(at.seconds) < 86_400;
+    whole.get(if is_today { 11..16 } else { 5..16 }).unwrap_or(&whole).replace('T', " ")
+}
+
 /// Returns a duration in its two largest units.
 pub fn seconds(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -294,6 +301,14 @@ mod tests {
             [(1_000_000, "0s"), (999_941, "59s"), (999_000, "16m"), (900_000, "1d"), (1_000_480, "in 8m")]
         {
             assert_eq!(age(&Timestamp { seconds, nanos: 0 }, now), shown);
+        }
+    }
+
+    #[test]
+    fn minute_has_its_day_if_it_is_another() {
+        let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        for (seconds, shown) in [(913_601, "13:46"), (913_600, "01-11 13:46"), (0, "01-01 00:00")] {
+            assert_eq!(minute(&Timestamp { seconds, nanos: 0 }, now), shown);
         }
     }
 

@@ -43,7 +43,8 @@ const LISTS: &[(&[&str], &[&str])] = &[
 ];
 
 /// Lists with names that differ in their middle alone, or with whole ids, are wider than a narrow terminal.
-const WIDE: [&str; 9] = ["ticket", "waiting", "scope", "refusals", "history", "user", "usage", "audit", "token"];
+const WIDE: [&str; 11] =
+    ["ticket", "waiting", "scope", "refusals", "history", "user", "usage", "audit", "token", "policy", "provider"];
 
 const DOMAIN: &str = ".data-platform.prod.eu-central.example.com:9102";
 
@@ -153,11 +154,53 @@ async fn terminal_tables_keep_rows_apart_at_all_widths() {
             assert!(!rows.is_empty(), "{words:?} {columns}");
             let widest = rows.iter().map(|line| line.chars().count()).max().unwrap_or(0);
             assert!(WIDE.contains(&words[0]) || widest <= usize::from(columns), "{columns}: {lines:#?}");
+            // The first column has the name for further commands: it is whole, even if it is the only one.
+            let has_limit = has_note && !["audit", "instance"].contains(&words[0]);
+            let limit: &[&str] = if has_limit { &["--limit", "1"] } else { &[] };
+            let single = world.lines(&[words, limit].concat(), columns);
+            for line in lines.iter().chain(&single) {
+                assert!(!line.split("  ").next().unwrap().contains(".."), "{columns}: a cut name: {line}");
+            }
         }
     }
     for task in world.waiting {
         task.abort();
     }
+}
+
+/// Periods of different days, and refusals of different kinds within one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terminal_refusals_fit_80_columns() {
+    let (database, rm) = start().await;
+    for n in 1..=2 {
+        rm.client.register(registration(long_em(n), load(64, 16, 20))).await.unwrap();
+    }
+    for (n, resource) in [(1, load(200, 1, 1)), (1, load(1, 100, 1)), (2, load(200, 1, 1))] {
+        rm.client.request_resource(&request(&long_em(n), "risk_model", resource)).await.refused();
+    }
+    let rows = async || {
+        let (_, seen) = typed_on(80, &rm.address, &["refusals"], "");
+        seen.lines()
+            .map(str::trim_end)
+            .filter(|line| line.contains("risk_model"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    eventually("the refusals are listed", LONG, async || rows().await.len() == 3).await;
+    for age in ["1 day", "2 days"] {
+        let earlier = format!(
+            "INSERT INTO linkis_resource_refusal SELECT (r2).* FROM (SELECT jsonb_populate_record(r, jsonb_build_object(
+                'period_start', r.period_start - interval '{age}')) AS r2 FROM linkis_resource_refusal r
+                WHERE r.period_start > now() - interval '1 hour') e"
+        );
+        assert!(database.execute(&earlier).await >= 3);
+    }
+    let (_, seen) = typed_on(80, &rm.address, &["refusals"], "");
+    let titles: Vec<&str> = seen.lines().next().unwrap().split_whitespace().collect();
+    assert!(titles.join(" ").starts_with("PERIOD USER REFUSED BY SHORT OF TIMES WANTED FREE LAST"), "{seen}");
+    let rows = rows().await;
+    assert_eq!(rows.iter().collect::<BTreeSet<_>>().len(), 9, "{seen}");
+    assert!(rows.iter().all(|row| row.len() <= 80 && row.contains("  risk_model  bdp-a0")), "{seen}");
 }
 
 /// The help names the verbs of each noun.
