@@ -68,8 +68,7 @@ return [...document.querySelectorAll('#view *, #panel *')].filter((element) => i
 const FINDINGS: &str = r"
 const done = arguments[arguments.length - 1];
 const of = ({ id, nodes }) => `${id}: ${nodes.map((node) => node.target).join(' ')}`;
-const isSerious = ({ impact }) => ['serious', 'critical'].includes(impact);
-axe.run().then((result) => done(result.violations.filter(isSerious).map(of)), (error) => done([String(error)]));
+axe.run().then((result) => done(result.violations.map(of)), (error) => done([String(error)]));
 ";
 
 /// Returns the script of axe, which finds obstacles for people with disabilities; `None` if `.ci/run` could not fetch it.
@@ -238,14 +237,14 @@ impl Browser {
         self.run(script).await.as_i64().unwrap()
     }
 
-    /// Returns the serious findings of axe in the present window.
+    /// Returns the findings of axe in the present window.
     async fn findings(&self, axe: &str) -> Value {
         self.run(axe).await;
         self.of_session("/execute/async", json!({"script": FINDINGS, "args": []})).await
     }
 
     /// Asserts the layout in both colour schemes, and in narrow and wide windows: no horizontal scrolling, enough contrast of every text,
-    /// nothing wider than its place, and no serious finding of axe, if it is there.
+    /// nothing wider than its place, and no finding of axe, if it is there.
     /// Stores pictures under this name.
     pub async fn looks_well(&self, name: &str) {
         let (mut grounds, axe) = (Vec::new(), axe());

@@ -23,9 +23,9 @@ export function capacityTable(dimensions, ...more) {
   const hasOut = rows.some(([, { out }]) => out > 0);
   const share = (sum, value) => value / Math.max(1, sum.total);
   const columns = [
-    { name: "", class: "text", of: ([dimension]) => plain(dimension) },
+    { name: "dimension", class: "text", of: ([dimension]) => plain(dimension) },
     { name: "held", class: "n", of: ([, sum]) => { const held = heldShare(sum); return element("b", {}, held === undefined ? "–" : percent(held)); } },
-    { name: "", class: "bars", of: ([, sum]) => {
+    { class: "bars", of: ([, sum]) => {
       const kind = (heldShare(sum) ?? 0) >= 0.995 ? "full" : "used";
       return bar([kind, share(sum, sum.used)], ["locked", share(sum, sum.locked)], ["out", share(sum, sum.out)], ["protected", share(sum, sum.protected)]);
     } },

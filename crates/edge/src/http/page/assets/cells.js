@@ -58,13 +58,16 @@ export function limitBar({ used, locked, most, over, share }) {
 
 export const fullText = ({ dimension, over, share }) => (over > 0 ? element("b", { class: "red" }, `${amount(dimension, over)} over`) : percent(share));
 
+const dimension = ({ dimension, limit }) => plain(dimension) + (limit.mode === "LIMIT_MODE_ADVISORY" ? " (advisory)" : "");
+
+// Narrow windows have the dimension below the scope.
 export const limitColumns = [
-  { name: "scope", class: "text", of: ({ one }) => scope(one.labels) },
-  { name: "", class: "bars", of: ({ full }) => (full ? limitBar(full) : "") },
+  { name: "scope", class: "text", of: ({ one, full }) => [scope(one.labels), full ? element("div", { class: "narrow muted" }, dimension(full)) : undefined] },
+  { class: "bars", of: ({ full }) => (full ? limitBar(full) : "") },
   { name: "full", class: "n", of: ({ full }) => (full ? fullText(full) : "–") },
   { name: "held", class: "n", of: ({ full }) => (full ? amount(full.dimension, full.held) : "–") },
   { name: "maximum", class: "n", of: ({ full }) => (full ? amount(full.dimension, full.most) : "none") },
-  { name: "", class: "text wide", of: ({ full }) => (full ? plain(full.dimension) + (full.limit.mode === "LIMIT_MODE_ADVISORY" ? " (advisory)" : "") : "") },
+  { name: "dimension", class: "text wide", of: ({ full }) => (full ? dimension(full) : "") },
 ];
 
 export const limitRows = (scopes) => scopes.map((one) => ({ one, full: shares(one)[0] }));

@@ -47,8 +47,9 @@ export function bar(...parts) {
   return made;
 }
 
+// The heading of bars is for screen readers alone.
 function heading({ name, class: kind, sort }) {
-  if (!sort) return element("th", { class: kind, scope: "col" }, name);
+  if (!sort) return element("th", { class: kind, scope: "col" }, kind?.startsWith("bars") ? element("span", { class: "unseen" }, "bar") : name);
   const order = { ascending: " ↑", descending: " ↓" }[sort.order] ?? "";
   return element("th", { class: kind, scope: "col", "aria-sort": sort.order }, element("a", { href: sort.to, "data-replace": true }, name + order));
 }

@@ -40,7 +40,7 @@ function holdersTable({ users, read, partial }, full) {
   const most = Math.max(1, ...rows.map((row) => row.held));
   const columns = [
     { name: "user", class: "text", of: (row) => user(row.name) },
-    { name: "", class: "bars", of: (row) => bar(["used", row.held / most]) },
+    { class: "bars", of: (row) => bar(["used", row.held / most]) },
     { name: full ? plain(full.dimension) : "held", class: "n", of: (row) => (full ? amount(full.dimension, row.held) : "–") },
     { name: "share", class: "n", of: (row) => (full ? percent(row.held / Math.max(1, full.held)) : "–") },
     { name: "tickets", class: "n", of: (row) => number(row.tickets) },
@@ -49,9 +49,9 @@ function holdersTable({ users, read, partial }, full) {
 }
 
 const dimensionColumns = [
-  { name: "", class: "text", of: (row) => plain(row.dimension) },
+  { name: "dimension", class: "text", of: (row) => plain(row.dimension) },
   { name: "full", class: "n", of: fullText },
-  { name: "", class: "bars", of: limitBar },
+  { class: "bars", of: limitBar },
   { name: "used", class: "n mid", of: (row) => amount(row.dimension, row.used) },
   { name: "locked", class: "n", of: (row) => amount(row.dimension, row.locked) },
   { name: "maximum", class: "n", of: (row) => amount(row.dimension, row.most) },
@@ -73,7 +73,7 @@ const most = (max) => Object.entries(max).map(([dimension, value]) => `${plain(d
 
 const changeColumns = [
   { name: "ago", class: "n", of: (row) => ago(row.action_time) },
-  { name: "", of: (row) => row.action.replace("limit_", "") },
+  { name: "change", of: (row) => row.action.replace("limit_", "") },
   { name: "maximum", class: "text", of: (row) => most(dimensions(row.resource)) },
   { name: "reason", class: "text", of: (row) => row.reason },
   { name: "by", class: "text", of: (row) => row.actor },

@@ -65,7 +65,7 @@ const emColumns = () => [
   { name: "EM", class: "text", sort: "name", of: ({ em }) => link([shortName(em.instance), element("span", { class: "wide" }, em.instance.slice(shortName(em.instance).length))], toEm(em), em.instance) },
   { name: "state", sort: "state", only: "state", of: stateCell },
   { name: "full", class: "n", sort: "full", of: ({ code }) => full(code) },
-  { name: "", class: "bars mid", of: ({ code }) => bar([fullness(code) >= 100 ? "full" : "used", fullness(code) / 100]) },
+  { class: "bars mid", of: ({ code }) => bar([fullness(code) >= 100 ? "full" : "used", fullness(code) / 100]) },
   held("cores", ""),
   held("memory", "mid"),
   { name: "labels", class: "text wide", of: ({ detail }) => labels(detail?.labels) },
@@ -213,7 +213,7 @@ const queues = {
   columns: () => [
     { name: "external queue", class: "text", of: ({ provider, queue }) => link(queue.path, toQueue(provider, queue.path)) },
     { name: "state", of: ({ queue }) => queue.state.replace(QUEUE_STATE, "").toLowerCase() },
-    { name: "", class: "bars", of: ({ queue }) => bar(["used", queueShare(queue)]) },
+    { class: "bars", of: ({ queue }) => bar(["used", queueShare(queue)]) },
     ofQueue("cores", ""),
     ofQueue("memory", "mid"),
     { name: "running", class: "n wide", of: ({ queue }) => queue.running_applications ?? "–" },

@@ -18,7 +18,7 @@ const part = (which, name, field, dimension) => ({ name: `${name} ${which}`, cla
 const queueColumns = (provider) => [
   { name: "external queue", class: "text", of: (queue) => link(queue.path, toQueue(provider, queue.path)) },
   { name: "state", of: (queue) => queue.state.replace("QUEUE_STATE_", "").toLowerCase() },
-  { name: "", class: "bars", of: (queue) => bar(["used", queueShare(queue)]) },
+  { class: "bars", of: (queue) => bar(["used", queueShare(queue)]) },
   ...amounts(provider).flatMap(([name, field, dimension]) => [part("used", name, field, dimension), part("left", name, field, dimension), part("max", name, field, dimension)]),
 ];
 

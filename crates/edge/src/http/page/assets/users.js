@@ -23,7 +23,7 @@ export const summedAgo = (age) => (age ? `summed ${span(seconds(age))} ago` : "n
 
 // Columns of the first users; `most` is what the first one holds.
 export const topColumns = (by, most) => [name,
-  { name: "", class: "bars", of: (row) => bar(["used", used(row, by) / most], ["locked", locked(row, by) / most]) },
+  { class: "bars", of: (row) => bar(["used", used(row, by) / most], ["locked", locked(row, by) / most]) },
   { ...sum(by, ""), sort: undefined }, tickets];
 
 export const mostHeld = (rows, by) => Math.max(1, ...rows.map((row) => held(row, by)));
