@@ -139,7 +139,8 @@ pub enum Command {
     /// if the schema is up to date then, 2 if the database does not reply or denies it, 64 for wrong arguments.
     #[command(after_help = examples(&["migrate --database-url-file /etc/linkis-rm/url"]))]
     Migrate(migrate::MigrateCommand),
-    /// Print the completion script of a shell.
+    /// Print the completion script of a shell. A tab also completes names of the service: at most 100, from the first 20,000, and from
+    /// those that are read within a second.
     #[command(after_help = examples(&["completions bash > /etc/bash_completion.d/linkis-rm"]))]
     Completions(completions::CompletionsCommand),
     /// Print the words that continue a line, for the completion scripts.

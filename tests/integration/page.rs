@@ -78,6 +78,22 @@ async fn sign_in(address: SocketAddr, token: &str, headers: &str) -> Answer {
         .await
 }
 
+/// Writes this many EMs without use, up to 10,000: `openb-node-0000:9102`, and so on.
+pub async fn insert_ems(database: &Database, count: usize) {
+    let ems = format!(
+        "INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
+            version, counted_to)
+        SELECT 'linkis-cg-engineconnmanager', 'openb-node-' || lpad(n::text, 4, '0') || ':9102', 'LoadInstance', amount, nothing,
+            nothing, nothing, amount, false, '{{}}', 1, now(), 1, 0
+        FROM generate_series(1, {count}) s, LATERAL (SELECT s - 1 AS n) n,
+            (SELECT '{{\"memory\":100,\"cores\":100,\"instances\":100}}'::jsonb AS amount,
+            '{{\"memory\":0,\"cores\":0,\"instances\":0}}'::jsonb AS nothing) a"
+    );
+    database.execute(ems).await;
+    database.execute("VACUUM ANALYZE").await;
+}
+
 /// Starts an instance with its page.
 pub async fn start_page() -> (Database, Instance) {
     let (database, rm) = start().await;
@@ -396,15 +412,7 @@ async fn page_streams_are_bounded_and_end_at_shutdown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn page_with_10000_ems_sends_bounded_changes() {
     let (database, rm) = start_page().await;
-    let ems = "INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
-            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
-            version, counted_to)
-        SELECT 'linkis-cg-engineconnmanager', 'openb-node-' || lpad(n::text, 4, '0') || ':9102', 'LoadInstance', amount, nothing,
-            nothing, nothing, amount, false, '{}', 1, now(), 1, 0
-        FROM generate_series(0, 9999) n, (SELECT '{\"memory\":100,\"cores\":100,\"instances\":100}'::jsonb AS amount,
-            '{\"memory\":0,\"cores\":0,\"instances\":0}'::jsonb AS nothing) a";
-    database.execute(ems).await;
-    database.execute("VACUUM ANALYZE").await;
+    insert_ems(&database, 10_000).await;
     let mut first_bytes = 0;
     within("the first snapshot of 10,000 EMs is sent", PICTURE_WITHIN, async || {
         let begun = Instant::now();

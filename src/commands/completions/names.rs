@@ -1,44 +1,53 @@
-//! Names from the service that continue a line: one page of one call, within a second. A service that does not reply has none.
+//! Names from the service that continue a line: pages of one call, within a second. A service that does not reply has none.
+//! Callers: `completions`.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use clap::{Args as _, Command, FromArgMatches as _};
 
-use rm_client::calls;
 use rm_model::external::YARN;
 use rm_proto::v1::{
     ListEmsRequest, ListLimitsRequest, ListProvidersRequest, ListQueuesRequest, ListScopesRequest, ListTicketsRequest,
-    ListUsersRequest, ProviderSelector,
+    ListUsersRequest, ProviderSelector, Ticket,
 };
 
-use super::words::{Cursor, NameKind, Word};
+use super::{
+    WORDS_MAX,
+    words::{Cursor, NameKind, Word},
+};
 use crate::commands::{
     error::CommandFailure,
     limits,
+    list::ListCall,
     output::{table, text},
     service::{EndpointArguments, ServiceClient},
 };
 
-/// Maximum time of a call: the shell waits.
+/// Maximum time of all pages: the shell waits.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Number of elements in the page.
+/// Number of elements in a page.
 const PAGE: i32 = 1000;
+
+/// Maximum number of pages.
+const PAGES_MAX: usize = 20;
 
 /// Number of characters of a ticket id that tables show.
 const TICKET_END: usize = 8;
 
-/// Names of the service that begin with the typed characters.
+/// Names of the service that begin with the typed characters, among those that were read in time.
 pub async fn of(kind: NameKind, typed: &str, cursor: &Cursor<'_>) -> Vec<Word> {
-    let found = async {
+    let mut found = Vec::new();
+    let names = async {
         let service = endpoint(cursor)?.connect_once(TIMEOUT)?;
-        list(kind, cursor, &service).await
+        read(kind, cursor, &service, &mut found).await
     };
-    match tokio::time::timeout(TIMEOUT, found).await {
-        Ok(Ok(names)) => names.into_iter().filter_map(|name| name.word(typed)).collect(),
-        // The shell shows no errors.
-        Ok(Err(_)) | Err(_) => Vec::new(),
+    // The shell shows no errors.
+    let _ = tokio::time::timeout(TIMEOUT, names).await;
+    if kind == NameKind::Em {
+        shorten(&mut found);
     }
+    found.into_iter().filter_map(|name| name.word(typed)).collect()
 }
 
 /// Returns the connection that the options before the cursor and the environment name.
@@ -76,56 +85,74 @@ fn bare(name: &str) -> String {
     name.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(name).to_owned()
 }
 
-async fn list(kind: NameKind, cursor: &Cursor<'_>, service: &ServiceClient) -> Result<Vec<Name>, CommandFailure> {
-    let page_size = PAGE;
-    Ok(match kind {
-        NameKind::Em => {
-            let page = service.make(&calls::LIST_EMS, &ListEmsRequest { page_size, ..Default::default() }).await?;
-            let names: BTreeSet<String> = page.ems.iter().map(|em| text::em(em.em.as_ref())).collect();
-            // As a terminal shows them: without the end that all share.
-            let shared = table::shared_end(&names);
-            let short = |name: &str| bare(name.strip_suffix(shared).unwrap_or(name));
-            names.iter().map(|name| Name { forms: vec![short(name), bare(name)], about: String::new() }).collect()
-        }
-        NameKind::User => {
-            let question = ListUsersRequest { page_size, ..Default::default() };
-            let page = service.make(&calls::LIST_USERS, &question).await?;
-            page.users.iter().map(|user| Name::new(&text::name(&user.user))).collect()
-        }
-        NameKind::Ticket => {
-            let question = ListTicketsRequest { page_size, ..Default::default() };
-            let page = service.make(&calls::LIST_TICKETS, &question).await?;
-            let name = |id: String, about: String| {
-                let end = id.get(id.len().saturating_sub(TICKET_END)..).unwrap_or(&id).to_owned();
-                Name { forms: vec![end, id], about }
-            };
-            let about = |user: &str, em: String| format!("{} on {em}", text::name(user));
-            page.tickets
-                .into_iter()
-                .map(|ticket| name(ticket.ticket_id, about(&ticket.user, text::em(ticket.em.as_ref()))))
-                .collect()
-        }
-        NameKind::Limit => {
-            let question = ListLimitsRequest { page_size, ..Default::default() };
-            let page = service.make(&calls::LIST_LIMITS, &question).await?;
-            page.limits.iter().map(|limit| Name::new(&limits::name(limit))).collect()
-        }
+/// Reads the names of a kind, until those that begin with the typed characters fill a reply.
+async fn read(
+    kind: NameKind,
+    cursor: &Cursor<'_>,
+    service: &ServiceClient,
+    found: &mut Vec<Name>,
+) -> Result<(), CommandFailure> {
+    let pages = Pages { service, typed: cursor.typed(), found };
+    match kind {
+        NameKind::Em => pages.read(ListEmsRequest::default(), |em| Name::new(&text::em(em.em.as_ref()))).await,
+        NameKind::User => pages.read(ListUsersRequest::default(), |user| Name::new(&text::name(&user.user))).await,
+        NameKind::Ticket => pages.read(ListTicketsRequest::default(), ticket).await,
+        NameKind::Limit => pages.read(ListLimitsRequest::default(), |limit| Name::new(&limits::name(limit))).await,
         NameKind::Scope => {
-            let question = ListScopesRequest { page_size, ..Default::default() };
-            let page = service.make(&calls::LIST_SCOPES, &question).await?;
-            page.scopes.iter().map(|scope| Name::new(&text::labels(&scope.labels))).collect()
+            pages.read(ListScopesRequest::default(), |scope| Name::new(&text::labels(&scope.labels))).await
         }
         NameKind::Queue => {
             let of = |id: &str| cursor.value(id).unwrap_or_default().to_owned();
             let resource_type = cursor.value("resource_type").unwrap_or(YARN).to_owned();
             let provider = Some(ProviderSelector { resource_type, name: of("provider"), ..Default::default() });
-            let question = ListQueuesRequest { provider, page_size, ..Default::default() };
-            let page = service.make(&calls::LIST_QUEUES, &question).await?;
-            page.queues.iter().map(|queue| Name::new(&text::name(&queue.path))).collect()
+            let question = ListQueuesRequest { provider, ..Default::default() };
+            pages.read(question, |queue| Name::new(&text::name(&queue.path))).await
         }
         NameKind::Provider => {
-            let page = service.make(&calls::LIST_PROVIDERS, &ListProvidersRequest {}).await?;
-            page.providers.iter().map(|provider| Name::new(&text::name(&provider.name))).collect()
+            pages.read(ListProvidersRequest {}, |provider| Name::new(&text::name(&provider.name))).await
         }
-    })
+    }
+}
+
+/// Pages of one list.
+struct Pages<'p> {
+    service: &'p ServiceClient,
+    typed: &'p str,
+    found: &'p mut Vec<Name>,
+}
+
+impl Pages<'_> {
+    async fn read<Q: ListCall>(self, mut question: Q, name: fn(&Q::Item) -> Name) -> Result<(), CommandFailure> {
+        let (mut token, mut matching) = (String::new(), 0);
+        for _ in 0..PAGES_MAX {
+            question.turn(PAGE, token);
+            let mut page = self.service.make(&Q::CALL, &question).await?;
+            let (items, next) = Q::take(&mut page);
+            let names: Vec<Name> = items.iter().map(name).collect();
+            matching += names.iter().filter(|name| name.forms.iter().any(|form| form.starts_with(self.typed))).count();
+            self.found.extend(names);
+            if matching >= WORDS_MAX || next.is_empty() {
+                break;
+            }
+            token = next;
+        }
+        Ok(())
+    }
+}
+
+/// Puts the form of a terminal before each name: without the end that all share.
+fn shorten(names: &mut [Name]) {
+    let all: BTreeSet<String> = names.iter().flat_map(|name| name.forms.clone()).collect();
+    let shared = table::shared_end(&all);
+    for name in names {
+        let short: Vec<_> = name.forms.iter().filter_map(|form| form.strip_suffix(shared)).map(str::to_owned).collect();
+        name.forms.splice(0..0, short);
+    }
+}
+
+fn ticket(ticket: &Ticket) -> Name {
+    let id = &ticket.ticket_id;
+    let end = id.get(id.len().saturating_sub(TICKET_END)..).unwrap_or(id).to_owned();
+    let about = format!("{} on {}", text::name(&ticket.user), text::em(ticket.em.as_ref()));
+    Name { forms: vec![end, id.clone()], about }
 }

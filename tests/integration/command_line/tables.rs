@@ -187,7 +187,7 @@ async fn terminal_refusals_fit_80_columns() {
             .collect::<Vec<_>>()
     };
     eventually("the refusals are listed", LONG, async || rows().await.len() == 3).await;
-    for age in ["1 day", "2 days"] {
+    for age in ["25 hours", "26 hours"] {
         let earlier = format!(
             "INSERT INTO linkis_resource_refusal SELECT (r2).* FROM (SELECT jsonb_populate_record(r, jsonb_build_object(
                 'period_start', r.period_start - interval '{age}')) AS r2 FROM linkis_resource_refusal r
