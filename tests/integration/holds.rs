@@ -296,6 +296,30 @@ async fn hold_at_deadline_grants_waiting_requests() {
     assert_invariants(&database, &rm.client).await;
 }
 
+/// A hold of a user delays a forced release, but not the end of all tickets of an EM.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_of_user_does_not_keep_tickets_of_ended_ems() {
+    let (database, rm) = start_with_em(em("called"), load(8, 4, 4)).await;
+    for named in ["missing", "alive"] {
+        rm.client.register(registration(em(named), load(8, 4, 4))).await.unwrap();
+    }
+    for named in ["called", "missing", "alive"] {
+        rm.client.request_resource(&request(&em(named), "hadoop", load(1, 1, 1))).await.granted();
+    }
+    for key in [of_user("hadoop"), of_em("missing")] {
+        rm.client.hold(&new(key, Duration::from_secs(600))).await.unwrap();
+    }
+    let left = async || rm.client.tickets(None).await.unwrap().into_iter().map(|ticket| ticket.em).collect::<Vec<_>>();
+    let alive = rm.client.tickets(None).await.unwrap().into_iter().find(|ticket| ticket.em == em("alive")).unwrap();
+    is_locked_out(hurried(&rm).force_release(alive.id, "an engine hangs").await);
+    is_locked_out(hurried(&rm).unregister(&em("missing")).await);
+    assert_eq!(rm.client.unregister(&em("called")).await.unwrap(), 1);
+    assert_eq!(left().await.len(), 2);
+    database.execute("DELETE FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'missing%'").await;
+    rm.client.repair().await.unwrap();
+    assert_eq!(left().await, [em("alive")]);
+}
+
 /// Placement uses an EM again as soon as its hold has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn placement_after_hold_uses_em_at_once() {
