@@ -36,17 +36,17 @@ fn capacity(overview: &Value, dimension: &str) -> String {
     let (used, locked, kept, total) = (all("used"), all("locked"), all("protected_amount"), all("total"));
     let shown = |amount: i64| match dimension {
         "memory" if amount < 1024 => format!("{amount} B"),
-        "memory" => format!("{:.1} GB", amount as f64 / GB as f64),
+        "memory" => format!("{:.1} GB", amount as f64 / GB as f64).replace(".0 ", " "),
         _ => amount.to_string(),
     };
     let amounts = [used, locked, out, kept, free, total].map(shown).join("|");
     format!("{dimension}|{}%||{amounts}|", (used + locked) * 100 / (total - kept))
 }
 
-/// Texts of the cells of the rows in a part of the page.
+/// Visible texts of the cells of the rows in a part of the page.
 async fn rows(browser: &Browser, place: &str) -> Vec<String> {
     let script = format!(
-        "return [...document.querySelectorAll('{place} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent).join('|'))"
+        "return [...document.querySelectorAll('{place} tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText).join('|'))"
     );
     serde_json::from_value(browser.run(&script).await).unwrap()
 }
@@ -89,6 +89,9 @@ async fn page_content_equals_service_state() {
     assert_eq!(browser.text("#empty").await, "(unseen)");
     // The locked ticket counts.
     assert_eq!(rows(&browser, "#fullest").await, ["user=bob||100%|1|1|instances"]);
+    browser.resize(400, 900).await;
+    assert!(rows(&browser, "#fullest").await[0].starts_with("user=bob\n1 of 1 instances|"), "in narrow windows");
+    browser.resize(1400, 900).await;
     for refused in ["carol", "host1", "cores", "bob", "user=bob", "instances"] {
         browser.shows("#refused", refused).await;
     }
@@ -139,11 +142,11 @@ async fn page_content_equals_service_state() {
     browser.shows("#locked", HOSTILE).await;
     browser.follow("#locked", HOSTILE).await;
     browser.shows("#panel h1", &format!("User {HOSTILE}")).await;
-    browser.shows("#panel", "9.0 GB, 9 cores, 9 instances").await;
+    browser.shows("#panel", "9 GB, 9 cores, 9 instances").await;
     assert_eq!(browser.run("return document.querySelectorAll('img').length").await, 0);
     browser.go(&format!("http://{}/#/em/host2:9102", rm.http)).await;
     browser.shows("#panel", "unhealthy").await;
-    browser.shows("#panel", "load 42.5% of all cores, 6.0 GB of 8.0 GB memory").await;
+    browser.shows("#panel", "load 42.5% of all cores, 6 GB of 8 GB memory").await;
     browser.follow("#panel", "close").await;
     assert_eq!(browser.complaints().await, [""; 0]);
 

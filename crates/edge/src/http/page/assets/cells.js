@@ -60,13 +60,13 @@ export const fullText = ({ dimension, over, share }) => (over > 0 ? element("b",
 
 const dimension = ({ dimension, limit }) => plain(dimension) + (limit.mode === "LIMIT_MODE_ADVISORY" ? " (advisory)" : "");
 
-// Narrow windows have the dimension below the scope.
+// Narrow windows have the amounts below the scope.
 export const limitColumns = [
-  { name: "scope", class: "text", of: ({ one, full }) => [scope(one.labels), full ? element("div", { class: "narrow muted" }, dimension(full)) : undefined] },
+  { name: "scope", class: "text", of: ({ one, full }) => [scope(one.labels), full ? element("div", { class: "narrow muted" }, `${amount(full.dimension, full.held)} of ${amount(full.dimension, full.most)} ${dimension(full)}`) : undefined] },
   { class: "bars", of: ({ full }) => (full ? limitBar(full) : "") },
   { name: "full", class: "n", of: ({ full }) => (full ? fullText(full) : "–") },
-  { name: "held", class: "n", of: ({ full }) => (full ? amount(full.dimension, full.held) : "–") },
-  { name: "maximum", class: "n", of: ({ full }) => (full ? amount(full.dimension, full.most) : "none") },
+  { name: "held", class: "n wide", of: ({ full }) => (full ? amount(full.dimension, full.held) : "–") },
+  { name: "maximum", class: "n wide", of: ({ full }) => (full ? amount(full.dimension, full.most) : "none") },
   { name: "dimension", class: "text wide", of: ({ full }) => (full ? dimension(full) : "") },
 ];
 

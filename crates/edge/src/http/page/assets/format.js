@@ -10,7 +10,7 @@ export function bytes(value) {
   let [size, unit] = [Math.abs(Number(value)), 0];
   // A value that rounds to 1024 of a unit is 1 of the next unit.
   while ((unit === 0 ? size : Math.round(size * 10) / 10) >= 1024 && unit < units.length - 1) [size, unit] = [size / 1024, unit + 1];
-  return `${value < 0 ? "-" : ""}${size.toFixed(unit === 0 ? 0 : 1)} ${units[unit]}`;
+  return `${value < 0 ? "-" : ""}${size.toFixed(unit === 0 ? 0 : 1).replace(/\.0$/, "")} ${units[unit]}`;
 }
 
 // An amount of a dimension, by its name in Limit.max.

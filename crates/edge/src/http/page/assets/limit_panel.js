@@ -73,7 +73,7 @@ const most = (max) => Object.entries(max).map(([dimension, value]) => `${plain(d
 
 const changeColumns = [
   { name: "ago", class: "n", of: (row) => ago(row.action_time) },
-  { name: "change", of: (row) => row.action.replace("limit_", "") },
+  { name: "change", class: "mid", of: (row) => row.action.replace("limit_", "") },
   { name: "maximum", class: "text", of: (row) => most(dimensions(row.resource)) },
   { name: "reason", class: "text", of: (row) => row.reason },
   { name: "by", class: "text", of: (row) => row.actor },
@@ -82,7 +82,7 @@ const changeColumns = [
 const setColumns = [
   { name: "limit", class: "text", of: (row) => row.name },
   { name: "maximum", class: "text", of: (row) => most(row.max) || "none" },
-  { name: "mode", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
+  { name: "mode", class: "mid", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
   { name: "set", class: "n", of: (row) => ago(row.update_time) },
   { name: "by", class: "text", of: (row) => row.updated_by },
 ];
