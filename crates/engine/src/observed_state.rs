@@ -94,7 +94,7 @@ impl CheckState {
         }
         assessment::check_em(em, &self.limits, &request.ask)?;
         let assessed = self.assess(em, request)?;
-        Ok(match self.holds.or_block(assessed, request, &self.line.line) {
+        Ok(match self.holds.or_block(assessed, request) {
             Ok(()) => Verdict::Fits,
             Err(mut short) => {
                 if let Some(position) = position {

@@ -15,7 +15,7 @@ use super::{
     principal::Principal,
     refusal::Refusal,
     scope::{Scope, USER},
-    wait_queue::{WaitKey, WaitQueues},
+    wait_queue::WaitKey,
 };
 
 /// Maximum duration of a hold.
@@ -86,22 +86,18 @@ impl Holds {
     /// Replaces the assessment of a request that may wait and whose EM or user is held, unless the request never fits. It waits only
     /// for the end of the hold, so that it keeps no capacity from others.
     ///
-    /// A queued request for any EM stays where it is, because its other EMs are not held.
+    /// A request for any EM is also queued where it is short, because its other EMs are not held.
     pub fn or_block<T>(
         &self,
         assessed: Result<T, Box<BlockedRequest>>,
         request: &PlacedRequest,
-        queues: &WaitQueues,
     ) -> Result<T, Box<BlockedRequest>> {
         let Some(mut held) = self.block(request) else { return assessed };
-        if assessed.as_ref().is_err_and(|short| short.refusal.never_fits) {
-            return assessed;
-        }
-        let is_of_em = held.refusal.is_of_em_alone();
-        if let Some(wait) = request.wait.as_ref().filter(|wait| wait.any_em && is_of_em)
-            && let Some(position) = wait.position
-        {
-            held.wait_keys = queues.keys_of(position);
+        let any_em = request.wait.as_ref().is_some_and(|wait| wait.any_em);
+        match assessed {
+            Err(short) if short.refusal.never_fits => return Err(short),
+            Err(short) if any_em && held.refusal.is_of_em_alone() => held.wait_keys = short.wait_keys,
+            _ => {}
         }
         Err(Box::new(held))
     }

@@ -178,6 +178,7 @@ async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     };
     let cut_off = enqueue_all("leaves", COUNT).await;
     let staying = enqueue_all("stays", 2 * COUNT).await;
+    let polls_before = rm.counter("linkis_rm_waiting_polls_total");
     let looks = rm.counter("linkis_rm_waiting_checks_total");
     cut_off.iter().for_each(Call::abort);
     eventually("cancelled requests are removed", LONG, async || waiting().await == i64::try_from(COUNT).unwrap()).await;
@@ -185,7 +186,10 @@ async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     let polls = rm.counter("linkis_rm_waiting_polls_total");
     eventually("two polls", LONG, async || rm.counter("linkis_rm_waiting_polls_total") > polls + 1).await;
     let looks = rm.counter("linkis_rm_waiting_checks_total") - looks;
-    assert!(looks <= u64::try_from(COUNT / 2).unwrap(), "{looks} checks");
+    let polls = rm.counter("linkis_rm_waiting_polls_total") - polls_before;
+    // Each poll lets the first of a key and 16 others check.
+    let most = u64::try_from(COUNT / 2).unwrap() + 17 * polls;
+    assert!(looks <= most, "{looks} checks beside {polls} polls");
     staying.iter().for_each(Call::abort);
     assert_wait_queues_empty(&rm.client).await;
 }

@@ -434,7 +434,8 @@ impl<E> QueuedRequest<E> {
             self.stage = QueueStage::CheckingCandidate { wake, em, checked };
             return Action::Check(request, Some(InQueue { is_elsewhere: false }));
         }
-        match shared.is_contended(&self.home.em) {
+        // The entry of a blocked request may be at keys that are free now, while other EMs do not wake it.
+        match shared.is_contended(&self.home.em) && !self.is_blocked {
             true => self.check_others(AfterOthers::Forward(wake), shared),
             false => self.check_home(wake),
         }
