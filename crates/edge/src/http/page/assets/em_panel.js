@@ -73,7 +73,7 @@ export async function emPanel(em) {
   return [
     facts(found.em),
     capacityTable(amounts(found.em)),
-    section("Waiting for this EM", toList("waiting", list), table(waitingColumns(undefined), queue?.waiting ?? [], "nobody")),
+    section("Waiting for this EM", toList("waiting", list), table(waitingColumns(undefined), queue?.waiting ?? [], "no request")),
     section("Tickets", toList("tickets", list), table(without("EM", ticketColumns), held?.tickets ?? [], "none")),
     past,
     section("Commands", undefined,

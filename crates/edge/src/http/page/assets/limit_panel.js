@@ -45,7 +45,7 @@ function holdersTable({ users, read, partial }, full) {
     { name: "share", class: "n", of: (row) => (full ? percent(row.held / Math.max(1, full.held)) : "–") },
     { name: "tickets", class: "n", of: (row) => number(row.tickets) },
   ];
-  return [table(columns, rows.slice(0, ROWS), "nobody"), partial ? line(`Only the oldest ${number(read)} tickets were read.`) : undefined];
+  return [table(columns, rows.slice(0, ROWS), "no user"), partial ? line(`Only the oldest ${number(read)} tickets were read.`) : undefined];
 }
 
 const dimensionColumns = [
@@ -104,8 +104,8 @@ export async function limitPanel(scope) {
     found ? undefined : element("p", {}, "No limit in force counts ", element("b", {}, labels(scope)), "."),
     found ? table(dimensionColumns, full, "No limit has a maximum here.") : undefined,
     found ? section("Holds it", scope.user ? toList("tickets", { user: scope.user }) : undefined, holdersTable(holding, full[0])) : undefined,
-    section("Waits for it", toList("waiting", { key: new URLSearchParams(scope) }), table(waitingColumns(undefined), queue?.waiting ?? [], "nobody")),
-    section("Refused by it, last hour", toList("refusals", { scope: scopeName(scope) }), table(without("refused by", refusalColumns), summed(refused?.found ?? []).slice(0, ROWS), "nobody")),
+    section("Waits for it", toList("waiting", { key: new URLSearchParams(scope) }), table(waitingColumns(undefined), queue?.waiting ?? [], "no request")),
+    section("Refused by it, last hour", toList("refusals", { scope: scopeName(scope) }), table(without("refused by", refusalColumns), summed(refused?.found ?? []).slice(0, ROWS), "no request")),
     section("Set by", toList("history", { show: "limits" }), set.limits.length > 0 ? table(setColumns, set.limits, "") : undefined, table(changeColumns, set.changes.slice(0, ROWS), "The history has no change of it.")),
     section("Commands", undefined, copyable(command("limit set", argument(name), full[0] ? `--max ${full[0].dimension}=${full[0].most}` : "--max instances=…")), copyable(command("scope get", argument(name)))),
   ];

@@ -117,7 +117,7 @@ function sums() {
   const { line: queue, tickets, throughput, scopes } = cluster.overview;
   if (queue && Number(queue.waiting) === 0) note("waiting");
   else if (queue) note("waiting", `${number(queue.waiting)}${queue.longest_wait ? `, longest ${span(seconds(queue.longest_wait))}` : ""} `, spark("waiting", cluster.points, (point) => point.waiting));
-  if (queue && Number(queue.waiting) === 0) show(body("waiting"), line("nobody"));
+  if (queue && Number(queue.waiting) === 0) show(body("waiting"), line("no request"));
   if (tickets) {
     const more = tickets.locked_partial ? " or more" : "";
     note("locked", `${number(tickets.locked)}${more} locked, ${number(tickets.used)} in use`);
@@ -158,7 +158,7 @@ function reads() {
     live(SOON, async (isOver) => {
       if (isEmpty(cluster.overview.line?.waiting)) return;
       const { waiting } = await call("ListWaiting", { page_size: ROWS });
-      if (!isOver()) show(body("waiting"), table(waitingColumns(1), placed(waiting), "nobody"));
+      if (!isOver()) show(body("waiting"), table(waitingColumns(1), placed(waiting), "no request"));
     }, failed("waiting")),
     live(SOON, async (isOver) => {
       if (isEmpty(cluster.overview.tickets?.locked)) return;
@@ -172,7 +172,7 @@ function reads() {
     live(LATER, async (isOver) => {
       const { found, partial } = await all("ListRefusals", "refusals", { from_time: since(HOUR) }, PAGES);
       if (isOver()) return;
-      show(body("refused"), table(refusalColumns.filter(({ name }) => !["wanted", "free"].includes(name)), summed(found).slice(0, ROWS), "nobody"), partial ? line(`by the latest ${number(found.length)} sums`) : undefined);
+      show(body("refused"), table(refusalColumns.filter(({ name }) => !["wanted", "free"].includes(name)), summed(found).slice(0, ROWS), "no request"), partial ? line(`by the latest ${number(found.length)} sums`) : undefined);
     }, failed("refused")),
     live(AGAIN, async (isOver) => {
       const by = fullestDimension();
@@ -180,7 +180,7 @@ function reads() {
       if (isOver()) return;
       note("users", `by ${plain(by)}, ${summedAgo(old)}`);
       at("users").querySelector(".all").href = toList("users", { sort: `-${by}` });
-      show(body("users"), table(topColumns(by, mostHeld(users, by)), users, "nobody"));
+      show(body("users"), table(topColumns(by, mostHeld(users, by)), users, "no user"));
     }, failed("users")),
     live(SOON, async (isOver) => {
       // A viewer that is bound to users has no scopes in the stream.

@@ -46,7 +46,7 @@ export async function queuePanel({ provider, path }) {
     line(`${provider.name}, ${provider.type} · read ${span(seconds(reply.age))} ago`),
     table(queueColumns(provider), [reply.queue, ...reply.ancestors], ""),
     provider.type === "Kubernetes" ? undefined : section(applications.next_page_token ? `The first ${ROWS} applications` : "Applications", undefined, table(applicationColumns, applications.applications, "none")),
-    section("Refused by it, last hour", toList("refusals", { scope }), table(without("refused by", refusalColumns), summed(refused?.found ?? []).slice(0, ROWS), "nobody")),
+    section("Refused by it, last hour", toList("refusals", { scope }), table(without("refused by", refusalColumns), summed(refused?.found ?? []).slice(0, ROWS), "no request")),
     section("Commands", undefined, copyable(command("application list", `--provider ${argument(provider.name)}`, `--queue ${argument(path)}`))),
   ];
 }
