@@ -83,7 +83,7 @@ const setColumns = [
   { name: "limit", class: "text", of: (row) => row.name },
   { name: "maximum", class: "text", of: (row) => most(row.max) || "none" },
   { name: "mode", class: "mid", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
-  { name: "set", class: "n", of: (row) => ago(row.update_time) },
+  { name: "set", class: "n mid", of: (row) => ago(row.update_time) },
   { name: "by", class: "text", of: (row) => row.updated_by },
 ];
 
