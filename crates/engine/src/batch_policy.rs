@@ -1,7 +1,7 @@
 //! Retries: what follows when the transaction of a batch fails.
 //!
-//! A failure of one operation must not fail its neighbours, and a batch whose commit may have taken effect is never tried
-//! again. PostgreSQL does not name the operation that waited for a row or failed, so such a batch is split.
+//! A failure of one operation must not fail its neighbours. A batch whose commit may have taken effect is tried again only if the
+//! evidence shows that it did not, or if its repetition is safe. PostgreSQL does not name the operation that waited for a row or failed, so such a batch is split.
 //!
 //! Never: decides whether a commit took effect, which the evidence of the batch does.
 //! Caller: `rm_service::committer::worker`.

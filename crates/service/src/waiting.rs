@@ -10,7 +10,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -75,6 +78,8 @@ pub struct LocalWaitQueue {
     /// Renews the instance's row on its own connection, so that a shortage of connections does not cost any queue entry.
     alive: SingleFlight,
     signs: Arc<tokio::sync::Mutex<Session>>,
+    /// Whether no request waited at the last turn of [`renew`]. The row is not renewed then, and no sign of an outage.
+    is_idle: Arc<AtomicBool>,
 }
 
 impl LocalWaitQueue {
@@ -95,7 +100,8 @@ impl LocalWaitQueue {
         let (leaving, left) = mpsc::unbounded_channel();
         let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
         let (index, places) = (Arc::default(), FairSemaphore::of(most));
-        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs }, left)
+        let is_idle = Arc::new(AtomicBool::new(true));
+        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs, is_idle }, left)
     }
 
     /// Returns the sender for ticket ids of waiting requests whose callers are gone.
@@ -180,7 +186,7 @@ impl LocalWaitQueue {
     /// Renews the instance's row, unless it was renewed within [`POLL_INTERVAL`]. Queue entries of an instance without renewals
     /// are void.
     async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
-        let say = || renew_instance(self.signs.clone(), self.instance_id);
+        let say = || renew_instance(self.signs.clone(), self.instance_id, self.is_idle.clone());
         self.alive.run_recent(POLL_INTERVAL, deadline, say).await
     }
 
@@ -222,21 +228,30 @@ fn freed_capacity(keys: &FreedKeys) -> FreedCapacity {
 }
 
 /// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
-async fn renew_instance(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -> Result<(), Error> {
+async fn renew_instance(
+    signs: Arc<tokio::sync::Mutex<Session>>,
+    instance_id: Uuid,
+    is_idle: Arc<AtomicBool>,
+) -> Result<(), Error> {
     let mut session = signs.lock().await;
+    let was_idle = is_idle.load(Ordering::Relaxed);
     if session.is_open() {
-        let said = async { waiting::keep_alive(session.get().await?, instance_id).await };
+        let said = async { waiting::keep_alive(session.get().await?, instance_id, was_idle).await };
         match answered_within(IDLE_TIMEOUT, said).await {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                is_idle.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
             Err(_) => session.reset(),
         }
     }
     let said = match session.get().await {
-        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id)).await,
+        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id, was_idle)).await,
         Err(error) => Err(error),
     };
-    if said.is_err() {
-        session.reset();
+    match said {
+        Ok(()) => is_idle.store(false, Ordering::Relaxed),
+        Err(_) => session.reset(),
     }
     Ok(said?)
 }

@@ -342,26 +342,29 @@ async fn remove_entries(connection: &mut PgConnection, gone: Vec<Uuid>) -> Resul
 }
 
 /// Returns whether an instance has been dead for `OVERDUE` and may have left entries. False while `instance_id` itself
-/// is late.
-pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<bool, StoreError> {
+/// is late, unless it was idle.
+pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid, was_idle: bool) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- waiting::is_any_dead
-        SELECT EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until < clock_timestamp() - make_interval(secs => $2))
-            AND NOT EXISTS (SELECT FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp())",
+        SELECT EXISTS (SELECT FROM linkis_rm_instance
+                WHERE alive_until < clock_timestamp() - make_interval(secs => $2) AND instance_id <> $1)
+            AND ($3 OR NOT EXISTS (SELECT FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp()))",
     )
     .bind(instance_id)
     .bind(OVERDUE.as_secs_f64())
+    .bind(was_idle)
     .fetch_one(executor)
     .await?)
 }
 
-/// Renews the liveness row of an instance. A late renewal means that the database was unavailable. The renewal then
-/// also extends the instances that were alive at the previous renewal, so that their waiters keep their positions.
-pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
+/// Renews the liveness row of an instance. A late renewal means that the database was unavailable, unless the instance was
+/// idle: no request waited there, and none was due. The renewal then also extends the instances that were alive at the
+/// previous renewal, so that their waiters keep their positions.
+pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid, was_idle: bool) -> Result<(), StoreError> {
     sqlx::query(
         "-- waiting::keep_alive
         WITH late AS (
-            SELECT alive_until FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp()),
+            SELECT alive_until FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp() AND NOT $4),
         others AS (
             UPDATE linkis_rm_instance i SET alive_until = clock_timestamp() + make_interval(secs => $2)
             FROM late WHERE i.instance_id <> $1 AND i.alive_until >= late.alive_until - make_interval(secs => $3))
@@ -372,6 +375,7 @@ pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Res
     .bind(instance_id)
     .bind(ALIVE.as_secs_f64())
     .bind(RENEWAL.as_secs_f64())
+    .bind(was_idle)
     .execute(executor)
     .await?;
     Ok(())

@@ -19,6 +19,28 @@ async fn wait_queue_after_instance_kill_promotes_next_request() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
+/// An instance that was idle renews its own late row only: it is no sign of an outage, and another instance may be dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_queue_renewal_after_idleness_extends_no_dead_instance() {
+    let (database, rm) = start().await;
+    let killed = Process::start(&["--database-url", &database.url()]);
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    enqueue(&rm.client, patient(&em1, "leaves", cpu(10))).await.abort();
+    let _lost = enqueue(&killed.client, patient(&em1, "lost", cpu(10))).await;
+    let late = "SELECT count(*) FROM linkis_rm_instance WHERE alive_until < clock_timestamp()";
+    eventually("the row of the idle instance is late", LONG, async || database.count(late).await == 1).await;
+    killed.kill();
+    let of_killed = r#"SELECT alive_until::text FROM linkis_rm_instance
+        WHERE instance_id IN (SELECT instance_id FROM linkis_resource_waiting WHERE "user" = 'lost')"#;
+    let before: Vec<String> = database.column(of_killed).await;
+    let behind = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
+    let after: Vec<String> = database.column(of_killed).await;
+    // Empty if the entry has been swept.
+    assert!(after.is_empty() || after == before, "{after:?}");
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    grant_of(behind).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_after_wrong_sweep_enters_again() {
     let (database, rm) = start().await;

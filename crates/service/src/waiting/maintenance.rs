@@ -7,7 +7,7 @@
 //! outage.
 //! Caller: the server, which spawns the tasks.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use sqlx::postgres::PgListener;
 use tokio::{sync::mpsc, time::Instant};
@@ -96,8 +96,9 @@ pub async fn renew(line: LocalWaitQueue) {
             () = line.stopping.cancelled() => return,
             _ = renewals.tick() => {}
         }
-        if line.index().callers > 0
-            && let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
+        if line.index().callers == 0 {
+            line.is_idle.store(true, Ordering::Relaxed);
+        } else if let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
             && !error.is_logged()
         {
             tracing::warn!(error = cause(&error), "cannot maintain the waiting requests");
@@ -135,7 +136,8 @@ impl WaitQueueMaintenance {
     async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
         self.remove_entries().await?;
         self.polls = self.polls.wrapping_add(1);
-        let dead = within_timeout(waiting::is_any_dead(self.session.get().await?, line.instance_id)).await?;
+        let (session, was_idle) = (self.session.get().await?, line.is_idle.load(Ordering::Relaxed));
+        let dead = within_timeout(waiting::is_any_dead(session, line.instance_id, was_idle)).await?;
         let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
         if self.answers_since.elapsed() < GRACE || !(dead || is_round) {
             return Ok(());
