@@ -215,14 +215,15 @@ impl Browser {
         self.of_session("/back", json!({})).await;
     }
 
-    /// Clicks the first link that matches and has this text.
+    /// Clicks the first link that matches and has this text, when there is one.
     pub async fn follow(&self, selector: &str, text: &str) {
         let script = format!(
             "const found = [...document.querySelectorAll({})].find((link) => link.textContent === {}); found?.click(); return Boolean(found)",
             Value::from(format!("{selector} a")),
             Value::from(text)
         );
-        assert_eq!(self.run(&script).await, true, "{selector} has a link {text:?}");
+        let what = format!("{selector} has a link {text:?}");
+        eventually(&what, SHOWN_WITHIN, async || self.run(&script).await == true).await;
     }
 
     /// "light" or "dark".

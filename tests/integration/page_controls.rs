@@ -122,8 +122,12 @@ async fn page_controls_act_on_every_list() {
         address_is(&browser, address).await;
         if let Some(list) = address.strip_prefix("#/").filter(|list| !list.is_empty()) {
             browser.shows(&format!("#list-{list} .foot"), "1–").await;
+            // The list at the address before had other links.
+            let larger = format!("{address}?size=100");
+            let link = format!("return Boolean(document.querySelector('.foot a[href={larger:?}]'))");
+            eventually(&larger, SHOWN_WITHIN, || async { browser.run(&link).await == true }).await;
             browser.follow(".foot", "100").await;
-            address_is(&browser, &format!("{address}?size=100")).await;
+            address_is(&browser, &larger).await;
         }
     }
     browser.press("gw").await;
