@@ -183,17 +183,14 @@ async fn wait_queue_user_limit_blocks_no_other_user() {
     for _ in 0..20 {
         calls.push(enqueue(&rm.client, patient(&em1, "hadoop", load(1, 1, 1))).await);
     }
-    // Nine instances are free on the EM; the head of the queue reserves one of them.
-    for _ in 0..8 {
+    // Nine instances are free on the EM, and the requests at the limit reserve none of them.
+    for _ in 0..9 {
         rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
     }
-    assert_eq!(
-        rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.refused().shortfalls[0].ahead,
-        1
-    );
+    let refused = rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.refused();
+    assert_eq!((refused.shortfalls[0].available, refused.shortfalls[0].ahead), (0, 0));
     rm.client.resource_released(&release(&first, "hadoop")).await.unwrap();
     grant_of(calls.remove(0)).await;
-    // The next head is short at its limit, and reserves nothing.
     eventually("one request fewer waits", LONG, async || rm.client.waiting().await.unwrap().len() == 19).await;
     let line = rm.client.waiting().await.unwrap();
     assert_eq!(line[0].ahead.get("user=hadoop"), Some(&0));

@@ -130,6 +130,11 @@ impl Scope {
         self.0.keys().any(|label| label == EM || label == EM_APPLICATION)
     }
 
+    /// Whether the tickets of the scope are those of one user.
+    pub fn names_user(&self) -> bool {
+        self.0.contains_key(USER)
+    }
+
     /// Creates the scope with these labels.
     pub fn new(labels: BTreeMap<String, String>) -> Self {
         Self(Arc::new(labels))

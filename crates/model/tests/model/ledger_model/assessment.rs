@@ -98,7 +98,8 @@ impl Model {
         }
         let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
         let is_first = |place: &Place| !others().any(|w| w.at.get(place) == Some(&true));
-        let keeps_all = rooms.iter().any(|room| room.short().is_some() && is_first(&room.place));
+        let short = || rooms.iter().filter(|room| room.short().is_some()).map(|room| room.place);
+        let keeps_all = short().any(|place| is_first(&place)) && !short().all(Place::is_private);
         let at = rooms.iter().map(|room| (room.place, room.short().is_some()));
         let at = at.filter(|(_, is_short)| *is_short || keeps_all).collect();
         let standing = ModelWaiting { in_line: true, at, ..ask.clone() };

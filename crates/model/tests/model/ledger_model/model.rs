@@ -124,6 +124,11 @@ pub(super) enum Place {
 }
 
 impl Place {
+    /// Whether the requests of one user alone wait here.
+    pub(super) fn is_private(self) -> bool {
+        matches!(self, Self::Scope(set, values) if scope_of(set, values).to_string().contains("user="))
+    }
+
     fn wait_key(self) -> WaitKey {
         match self {
             Self::Em(em) => WaitKey::Em(instance(em)),
