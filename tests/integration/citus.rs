@@ -108,7 +108,7 @@ async fn ask_on(client: RmClient, caller: usize, ledger: Arc<Ledger>, stop: Arc<
             Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
             Err(error) => {
                 assert!(matches!(error.code(), Some(tonic::Code::Unavailable | tonic::Code::Aborted)), "{error:?}");
-                tokio::time::sleep(error.retry_after().unwrap_or_default()).await;
+                pause_as_advised(&error).await;
                 continue;
             }
         };
@@ -131,7 +131,7 @@ async fn follow_all(client: RmClient, numbers: Arc<Mutex<Vec<Uuid>>>) {
             }
             Err(error) => {
                 assert!(matches!(error.code(), Some(tonic::Code::Unavailable | tonic::Code::Cancelled)), "{error:?}");
-                tokio::time::sleep(error.retry_after().unwrap_or(Duration::from_millis(20))).await;
+                pause_as_advised(&error).await;
             }
         }
     }

@@ -7,7 +7,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use axum::{
@@ -20,7 +19,7 @@ use axum::{
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use rm_proto::v1::{self as proto, external_resource_service_client::ExternalResourceServiceClient as Client};
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;
 
@@ -36,23 +35,23 @@ struct Behaviour {
     /// Reply about queues; `None` is 503.
     scheduler: Option<String>,
     apps: String,
-    delay: Duration,
+    /// Whether it gives no reply.
+    hangs: bool,
 }
 
 /// A ResourceManager.
 pub struct Yarn {
     pub address: String,
-    behaviour: Arc<Mutex<Behaviour>>,
+    behaviour: Arc<watch::Sender<Behaviour>>,
     asked: Arc<AtomicUsize>,
     serving: JoinHandle<()>,
 }
 
-type Shared = (Arc<Mutex<Behaviour>>, Arc<AtomicUsize>);
+type Shared = (Arc<watch::Sender<Behaviour>>, Arc<AtomicUsize>);
 
 async fn answer(State((behaviour, asked)): State<Shared>, Path(what): Path<String>, _: Request) -> Response {
     asked.fetch_add(1, Ordering::SeqCst);
-    let Behaviour { scheduler, apps, delay } = behaviour.lock().unwrap().clone();
-    tokio::time::sleep(delay).await;
+    let Behaviour { scheduler, apps, .. } = behaviour.subscribe().wait_for(|now| !now.hangs).await.unwrap().clone();
     let body = match what.as_str() {
         "scheduler" => scheduler,
         "apps" => Some(apps),
@@ -70,8 +69,8 @@ impl Yarn {
                 "startedTime": 1_795_304_054_064_i64})
         };
         let apps = serde_json::json!({"apps": {"app": (0..10).map(apps).collect::<Vec<_>>()}}).to_string();
-        let behaviour = Behaviour { scheduler: Some(scheduler.into()), apps, delay: Duration::ZERO };
-        let (behaviour, asked) = (Arc::new(Mutex::new(behaviour)), Arc::<AtomicUsize>::default());
+        let behaviour = Behaviour { scheduler: Some(scheduler.into()), apps, hangs: false };
+        let (behaviour, asked) = (Arc::new(watch::Sender::new(behaviour)), Arc::<AtomicUsize>::default());
         let router =
             Router::new().route("/ws/v1/cluster/{what}", get(answer)).with_state((behaviour.clone(), asked.clone()));
         let (address, serving) = serve(router).await;
@@ -79,7 +78,7 @@ impl Yarn {
     }
 
     fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
-        change(&mut self.behaviour.lock().unwrap());
+        self.behaviour.send_modify(change);
     }
 
     fn asked(&self) -> usize {
@@ -88,7 +87,7 @@ impl Yarn {
 
     /// Waits for the fetch of the snapshot by which requests are decided; the next one is minutes later. Returns the number of calls so far.
     async fn is_known(&self) -> usize {
-        eventually("a snapshot", Duration::from_secs(10), async || self.asked() >= 3).await;
+        eventually("a snapshot", LONG, async || self.asked() >= 3).await;
         self.asked()
     }
 }
@@ -191,25 +190,29 @@ async fn cluster_fetch_is_shared_by_concurrent_calls() {
     let (yarn, client) = (Yarn::start(CAPACITY).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
     let before = yarn.is_known().await;
-    yarn.behave(|behaviour| behaviour.delay = Duration::from_millis(200));
+    yarn.behave(|behaviour| behaviour.hangs = true);
+    let call = || {
+        let client = client.clone();
+        tokio::spawn(async move { get_queue(&client, "etl").await })
+    };
+    let in_progress = async |count| {
+        eventually("the calls are in progress", LONG, async || rm.metric("linkis_rm_calls") == count).await;
+    };
     // A cancelled call does not cancel the fetch.
-    let gone = tokio::time::timeout(Duration::from_millis(50), get_queue(&client, "etl")).await;
-    assert!(gone.is_err());
-    let calls: Vec<_> = (0..50)
-        .map(|_| {
-            tokio::spawn({
-                let client = client.clone();
-                async move { get_queue(&client, "etl").await }
-            })
-        })
-        .collect();
+    let cancelled = call();
+    eventually("the fetch begins", LONG, async || yarn.asked() > before).await;
+    cancelled.abort();
+    in_progress(0.0).await;
+    let calls: Vec<_> = (0..50).map(|_| call()).collect();
+    in_progress(50.0).await;
+    yarn.behave(|behaviour| behaviour.hangs = false);
     for call in calls {
         call.await.unwrap().unwrap();
     }
     assert_eq!(yarn.asked(), before + 1);
     // The current state is returned once the old one is stale.
     yarn.behave(|behaviour| behaviour.scheduler = Some(FAIR.into()));
-    eventually("the other scheduler", Duration::from_secs(5), async || get_queue(&client, "etl").await.is_err()).await;
+    eventually("the other scheduler", LONG, async || get_queue(&client, "etl").await.is_err()).await;
     assert_eq!(yarn.asked(), before + 2);
 }
 
@@ -229,7 +232,7 @@ async fn cluster_outage_returns_reason_and_limits_fetches() {
     }
     assert!(yarn.asked() <= before + 6, "{} tries, three of each fetch", yarn.asked() - before);
     yarn.behave(|behaviour| behaviour.scheduler = Some("<html></html>".into()));
-    eventually("it is tried again", Duration::from_secs(5), async || {
+    eventually("it is tried again", LONG, async || {
         get_queue(&client, "root").await.unwrap_err().code() == Code::FailedPrecondition
     })
     .await;
@@ -401,7 +404,7 @@ async fn trace_log_hides_provider_password() {
     put(&client, provider("default", &config.replace("authorEnable", "x"))).await.unwrap_err();
     get_queue(&client, "root").await.unwrap();
     yarn.behave(|behaviour| behaviour.scheduler = None);
-    eventually("it fails", Duration::from_secs(5), async || get_queue(&client, "root").await.is_err()).await;
+    eventually("it fails", LONG, async || get_queue(&client, "root").await.is_err()).await;
     assert_eq!(rm.terminate(), Some(0));
     let lines = lines.lock().unwrap();
     assert!(lines.iter().any(|line| line.contains("TRACE")), "{lines:?}");
@@ -458,7 +461,7 @@ async fn hanging_cluster_delays_no_other_call() {
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
     let before = yarn.is_known().await;
-    yarn.behave(|behaviour| behaviour.delay = Duration::from_secs(3600));
+    yarn.behave(|behaviour| behaviour.hangs = true);
     let hanging: Vec<_> = (0..100)
         .map(|_| {
             tokio::spawn({
@@ -467,7 +470,7 @@ async fn hanging_cluster_delays_no_other_call() {
             })
         })
         .collect();
-    eventually("it is asked", Duration::from_secs(5), async || yarn.asked() > before).await;
+    eventually("the fetch begins", LONG, async || yarn.asked() > before).await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     let put_meanwhile = proto::Provider {
@@ -527,7 +530,7 @@ async fn provider_check_returns_content_or_failure() {
 async fn provider_checks_are_bounded() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
-    yarn.behave(|behaviour| behaviour.delay = LONG);
+    yarn.behave(|behaviour| behaviour.hangs = true);
     let new = || Some(provider("default", &config(&yarn.address)));
     let checks: Vec<_> = (0..4)
         .map(|_| {
@@ -540,7 +543,7 @@ async fn provider_checks_are_bounded() {
     assert_eq!((error.code(), reason(&error).as_str()), (Code::ResourceExhausted, "OVERLOADED"));
     checks[0].abort();
     eventually("three checks run", LONG, async || rm.metric("linkis_rm_external_checks") == 3.0).await;
-    yarn.behave(|behaviour| behaviour.delay = Duration::ZERO);
+    yarn.behave(|behaviour| behaviour.hangs = false);
     check(&client, "", new()).await.unwrap();
     checks.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -217,7 +217,7 @@ async fn ask_on(client: RmClient, user: String, ledger: Arc<Ledger>, stop: Arc<A
                 ledger.granted.lock().unwrap().push(grant.ticket_id);
             }
             Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
-            Err(error) => tokio::time::sleep(error.retry_after().unwrap_or_default()).await,
+            Err(error) => pause_as_advised(&error).await,
         }
     }
 }
@@ -292,7 +292,7 @@ async fn next_message(follower: &mut Follower) -> FollowActionsResponse {
             Ok(message) => return message,
             Err(error) => {
                 assert_eq!(error.code(), Some(Code::Unavailable), "{error:?}");
-                tokio::time::sleep(error.retry_after().unwrap_or(Duration::from_millis(50))).await;
+                pause_as_advised(&error).await;
             }
         }
     }

@@ -352,11 +352,20 @@ pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
     assert_eq!(scope.usage, sums, "{}", scope.scope);
 }
 
+/// Waits as long as the service advises before the next call.
+pub async fn pause_as_advised(error: &ClientError) {
+    tokio::time::sleep(error.retry_after().unwrap_or(Duration::from_millis(20))).await;
+}
+
 /// Whether a transaction waits for a lock.
 pub async fn is_waiting(database: &Database) -> bool {
-    let waiting =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    database.count(waiting).await > 0
+    locked_out(database, "").await > 0
+}
+
+/// Number of statements with this text that wait for a lock.
+pub async fn locked_out(database: &Database, text: &str) -> i64 {
+    let locked = "datname = current_database() AND wait_event_type = 'Lock'";
+    database.count(format!("SELECT count(*) FROM pg_stat_activity WHERE {locked} AND query LIKE '%{text}%'")).await
 }
 
 /// Whether a ticket is live.

@@ -180,9 +180,7 @@ async fn hold_of_user_waits_for_batch_in_progress() {
     let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let mut row = database.transaction("SELECT FROM linkis_em_resource_meta_data FOR UPDATE").await;
     let call = ask_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
-    let writing =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    eventually("the batch waits for the row", LONG, async || database.count(writing).await == 1).await;
+    eventually("the batch waits for the row", LONG, || is_waiting(&database)).await;
     rm.client.hold(&new(of_user("hadoop"), Duration::from_secs(600))).await.unwrap();
     execute(&mut row, "ROLLBACK").await;
     // Its batch follows on the same EM.

@@ -1,6 +1,6 @@
 //! Connections that break during a commit: the service determines by evidence whether the commit took effect.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rm_client::ResourceRequest;
 use rm_model::{limit::Rule, operation::Grant, resource::Dimension};
@@ -206,24 +206,20 @@ async fn limit_change_on_frozen_database_ends_by_deadline() {
     let Served { database, direct, proxy, rm } = Served::start("limits-frozen").await;
     let em1 = em("host1");
     rm.client.set_limit(&seven_cores("before")).await.unwrap();
-    // Each reply takes 10 ms, so that the database freezes at different points of the changes.
-    for late in [0, 30, 60, 90, 120, 150, 180] {
+    // The database freezes at different points of the changes.
+    for messages in [0, 6, 12, 18, 24, 30, 36] {
         proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(10)));
-        let mut setters = JoinSet::new();
+        let (before, mut setters) = (proxy.passed(), JoinSet::new());
         for n in 0..6 {
             let (client, rule) =
-                (hurried(&rm.address, Duration::from_millis(700 + 200 * n)), seven_cores(&format!("{late}-{n}")));
-            setters.spawn(async move {
-                let begun = Instant::now();
-                (n, client.set_limit(&rule).await.map(drop), begun.elapsed())
-            });
+                (hurried(&rm.address, Duration::from_millis(700 + 200 * n)), seven_cores(&format!("{messages}-{n}")));
+            setters.spawn(async move { client.set_limit(&rule).await });
         }
-        tokio::time::sleep(Duration::from_millis(late)).await;
+        eventually("so many messages pass", LONG, async || proxy.passed() >= before + messages).await;
         proxy.set_fault_plan(FaultPlan::Hole);
         while let Some(answer) = setters.join_next().await {
-            let (n, answer, took) = answer.unwrap();
-            assert!(took < Duration::from_millis(700 + 200 * n + 1500), "{n} of {late}: {answer:?} after {took:?}");
-            if let Err(error) = answer {
+            // At its deadline, a call without a reply would end without a reason.
+            if let Err(error) = answer.unwrap() {
                 let reasons = ["LOCK_TIMEOUT", "NOT_BEGUN", "DATABASE_UNAVAILABLE", "COMMIT_UNKNOWN"];
                 assert!(error.reason().is_some_and(|reason| reasons.contains(&reason.as_str())), "{error}");
             }

@@ -372,13 +372,8 @@ async fn limit_change_follows_running_grant() {
     let mut holding = database.transaction("LOCK TABLE linkis_user_resource_meta_data IN EXCLUSIVE MODE").await;
     let client = granter.client.clone();
     let granting = tokio::spawn(async move { client.request_resource(&asked).await.unwrap() });
-    eventually("the grant writes its ticket", Duration::from_secs(5), || async {
-        let settling =
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-            AND query LIKE '%-- settlement::write%'";
-        database.count(settling).await > 0
-    })
-    .await;
+    let writes = async || locked_out(&database, "-- settlement::write").await > 0;
+    eventually("the grant writes its ticket", LONG, writes).await;
     granter.freeze(true);
     execute(&mut holding, "ROLLBACK").await;
     let client = rm.client.clone();

@@ -3,10 +3,7 @@
 mod locks;
 mod previous_release;
 
-use std::{
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::process::{Child, Command, Stdio};
 
 use rm_client::ClientError;
 use rm_store::history_partition;
@@ -120,9 +117,13 @@ async fn schema(database: &Database) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrations_interrupted_or_concurrent_apply_once() {
     let (cut_off, at_once) = (Database::empty().await, Database::empty().await);
-    for milliseconds in [15, 25, 40, 60, 90, 130, 200] {
+    let begun = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL";
+    let applied =
+        "SELECT count(*) FROM pg_class WHERE relname IN ('linkis_rm_token', 'linkis_rm_lease', 'linkis_resource_hold')";
+    for (sql, least) in [(begun, 1), (begun, 1), (applied, 1), (applied, 2), (applied, 3)] {
         let mut migrating = begin_to_migrate(&cut_off);
-        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+        eventually("it migrates", LONG, async || cut_off.count(sql).await >= least).await;
         migrating.kill().unwrap();
         migrating.wait().unwrap();
     }

@@ -1,6 +1,6 @@
 //! PostgreSQL primary with a standby, each a process on a port of this machine.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command};
 
 use rm_devpg::EmbeddedPostgres;
 use rustix::process::{Pid, Signal};
@@ -75,14 +75,15 @@ impl Pair {
     pub async fn separate(&self) {
         let others: Vec<_> = ACCESS.lines().filter(|line| !line.contains("replication")).collect();
         fs::write(self.primary.folder.join("hba"), others.join("\n") + "\n").unwrap();
+        self.primary.run("CREATE TABLE changed AS SELECT clock_timestamp() AS moment").await;
         self.primary.run("SELECT pg_reload_conf()").await;
+        // A new connection has what the server has read.
+        let is_read = "SELECT count(*) FROM changed WHERE moment <= pg_conf_load_time()";
+        eventually("the file is read", LONG, || async { self.primary.count(is_read).await == Some(1) }).await;
         let nobody_follows = || async {
             self.primary.run("SELECT pg_terminate_backend(pid) FROM pg_stat_replication").await;
             self.primary.count("SELECT count(*) FROM pg_stat_replication").await == Some(0)
         };
-        eventually("nobody follows", LONG, nobody_follows).await;
-        // A connection from before the file was read again.
-        tokio::time::sleep(Duration::from_millis(500)).await;
         eventually("nobody follows", LONG, nobody_follows).await;
     }
 

@@ -3,7 +3,10 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -71,6 +74,7 @@ struct Way {
     weather: watch::Sender<FaultPlan>,
     generations: watch::Sender<Generations>,
     cuts: Mutex<Option<(Cut, u32)>>,
+    passed: AtomicU64,
 }
 
 impl Proxy {
@@ -84,6 +88,7 @@ impl Proxy {
             weather: watch::Sender::new(FaultPlan::Fair),
             generations: watch::Sender::default(),
             cuts: Mutex::default(),
+            passed: AtomicU64::default(),
         });
         let accepting = AbortOnDropHandle::new(tokio::spawn(accept(listener, way.clone())));
         Self { folder, way, _accepting: accepting }
@@ -97,6 +102,11 @@ impl Proxy {
     /// Cuts the next `count` connections that commit.
     pub fn cut_commits(&self, cut: Cut, count: u32) {
         *self.way.cuts.lock().unwrap() = (count > 0).then_some((cut, count));
+    }
+
+    /// Returns how many messages have passed in both directions.
+    pub fn passed(&self) -> u64 {
+        self.way.passed.load(Ordering::SeqCst)
     }
 
     /// Returns the number of connections that are still to be cut.
@@ -227,6 +237,7 @@ impl Way {
                 let _ = self.weather.subscribe().wait_for(|weather| *weather != FaultPlan::Hole).await;
             }
         }
+        self.passed.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Returns whether the current commit must be cut.

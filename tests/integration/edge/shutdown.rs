@@ -33,7 +33,8 @@ impl Endless {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_rejects_waiting_requests_immediately() {
     let database = Database::fresh().await;
-    let (rm, _) = server(&database, &[]);
+    // Longer than the test waits for the end.
+    let (rm, _) = server(&database, &[("DRAIN_TIMEOUT", "1h")]);
     let em1 = em("host1");
     rm.client.register(registration(em1.clone(), load(1, 1, 1))).await.unwrap();
     rm.client.request_resource(&request(&em1, "first", load(1, 1, 1))).await.granted();
@@ -55,11 +56,8 @@ async fn shutdown_rejects_waiting_requests_immediately() {
     for method in ["grpc.health.v1.Health/Watch", "grpc.health.v1.Health/Check", "linkis.rm.v1.UsageService/Watch"] {
         unread.push(raw.empty_call(method, &[]).await);
     }
-    let start = Instant::now();
-    assert_eq!(tokio::task::spawn_blocking(|| rm.terminate()).await.unwrap(), Some(0));
-    // Calls in progress would have ten seconds.
-    let took = start.elapsed();
-    assert!(took < Duration::from_secs(5), "after {took:?}");
+    let ended = tokio::time::timeout(LONG, tokio::task::spawn_blocking(|| rm.terminate())).await;
+    assert_eq!(ended.expect("it waits for no call").unwrap(), Some(0));
     while let Some(error) = waiters.join_next().await {
         let error = error.unwrap();
         assert_eq!(
@@ -81,7 +79,7 @@ async fn health(channel: Channel, service: &str) -> ServingStatus {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_delay_reports_not_serving() {
     let database = Database::fresh().await;
-    let (rm, _) = server(&database, &[("SHUTDOWN_DELAY", "1500ms")]);
+    let (rm, _) = server(&database, &[("SHUTDOWN_DELAY", "4s")]);
     let (address, em1) = (rm.address.clone(), em("host1"));
     rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let connect = async || Channel::from_shared(address.clone()).unwrap().connect().await.unwrap();
@@ -92,7 +90,7 @@ async fn shutdown_delay_reports_not_serving() {
     .await;
     let start = Instant::now();
     let stopping = tokio::task::spawn_blocking(|| rm.terminate());
-    eventually("it reports its shutdown", Duration::from_secs(1), async || {
+    eventually("it reports its shutdown", LONG, async || {
         health(channel.clone(), "").await == ServingStatus::NotServing
     })
     .await;
@@ -101,7 +99,7 @@ async fn shutdown_delay_reports_not_serving() {
     client(&address).request_resource(&request(&em1, "late", load(1, 1, 1))).await.granted();
     assert_eq!(stopping.await.unwrap(), Some(0));
     let took = start.elapsed();
-    assert!(took >= Duration::from_millis(1500), "after {took:?}");
+    assert!(took >= Duration::from_secs(4), "after {took:?}");
 }
 
 /// A connection that reaches the age limit ends without failing a call, short or long.

@@ -3,12 +3,6 @@
 
 use super::*;
 
-/// Lag of the snapshots.
-fn lag() -> Duration {
-    std::env::var("LINKIS_RM_YARN_LAG")
-        .map_or(Duration::from_millis(500), |seconds| Duration::from_secs_f64(seconds.parse().unwrap()))
-}
-
 /// Number of concurrent requests, half on each instance, 12 GB each.
 const REQUESTS: usize = 30;
 
@@ -79,8 +73,8 @@ async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
     }
     let none = async || burst([&one, &two], 4, &in_queue("a.x", 12)).await.is_empty();
     // Everything is shown within a minute; until then granted amounts count.
-    for (gb, late) in [(1, lag()), (7, lag() / 4), (12, lag() / 4)] {
-        tokio::time::sleep(late).await;
+    for gb in [1, 7, 12] {
+        refreshed(&database).await;
         assert!(none().await, "{what}: before {gb} GB of each are shown");
         cluster.show(|shown| shown.applications = (0..fits).map(|number| (id(number), "root.a.x", gb)).collect());
         refreshed(&database).await;

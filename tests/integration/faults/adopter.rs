@@ -62,7 +62,7 @@ async fn live(shared: &Shared, random: &mut Random, adopt: &AdoptTicket) {
         let answer = journal.call("adopt another", shared.client(random).adopt_ticket(&other)).await;
         journal.check(!matches!(answer, Answer::Done(_)), || format!("{other:?} was adopted instead of {adopt:?}"));
     }
-    tokio::time::sleep(random.millis(0, 300)).await;
+    random.pause(0, 300).await;
     journal.note(ticket_id, "release asked", |life| life.release_asked = true);
     let release = ReleaseTicket { ticket_id, user: adopt.user.clone(), em: adopt.em.clone() };
     let give_back = async |rm: RmClient| rm.resource_released(&release).await;

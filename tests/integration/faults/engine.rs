@@ -208,7 +208,7 @@ impl Caller {
 
     /// Runs an engine from its start to its end; some never start.
     async fn engine(&mut self, request: &ResourceRequest, grant: Grant) {
-        tokio::time::sleep(self.random.millis(0, 150)).await;
+        self.random.pause(0, 150).await;
         if self.random.percent(20) && request.request_id.is_some() {
             self.repeat(request, &grant).await;
         }
@@ -220,7 +220,7 @@ impl Caller {
             _ => {}
         }
         if self.report_in(request, &grant).await {
-            tokio::time::sleep(self.random.millis(0, 300)).await;
+            self.random.pause(0, 300).await;
             if self.random.percent(40) {
                 self.report_use(request, &grant).await;
             }

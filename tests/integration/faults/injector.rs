@@ -178,7 +178,7 @@ impl Injector {
                     return;
                 }
                 self.inject(fault).await;
-                tokio::time::sleep(self.random.millis(100, if is_short { 300 } else { 1500 })).await;
+                self.random.pause(100, if is_short { 300 } else { 1500 }).await;
             }
         }
     }
@@ -252,7 +252,7 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
         Fault::Terminate => {
             for _ in 0..random.between(1, 5) {
                 terminate(cluster, random.between(1, 100)).await;
-                tokio::time::sleep(random.millis(0, 300)).await;
+                random.pause(0, 300).await;
             }
         }
         Fault::Crash => crash(cluster, Signal::QUIT, random.millis(0, 2500)).await,
@@ -293,7 +293,7 @@ async fn cut_commits(cluster: &Cluster, cut: Cut, random: &mut Random) {
     for _ in 0..random.between(1, 4) {
         let count = u32::try_from(random.between(1, 3)).unwrap();
         cluster.nodes[random.index(cluster.nodes.len())].proxy.cut_commits(cut, count);
-        tokio::time::sleep(random.millis(50, 300)).await;
+        random.pause(50, 300).await;
     }
     cluster.nodes.iter().for_each(|node| node.proxy.cut_commits(cut, 0));
 }
@@ -305,7 +305,7 @@ async fn bad_weather(cluster: &Cluster, weather: FaultPlan, random: &mut Random)
         false => std::slice::from_ref(&cluster.nodes[random.index(cluster.nodes.len())]),
     };
     struck.iter().for_each(|node| node.proxy.set_fault_plan(weather));
-    tokio::time::sleep(random.millis(500, 2500)).await;
+    random.pause(500, 2500).await;
     struck.iter().for_each(|node| node.proxy.set_fault_plan(FaultPlan::Fair));
 }
 
@@ -331,7 +331,7 @@ async fn jump(node: &Node, random: &mut Random) {
     let Some(clock) = &node.clock else { return };
     for _ in 0..random.between(1, 4) {
         clock.set(random.between(-2 * 86_400, 2 * 86_400));
-        tokio::time::sleep(random.millis(200, 1500)).await;
+        random.pause(200, 1500).await;
     }
     clock.set(0);
 }

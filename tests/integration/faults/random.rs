@@ -33,6 +33,11 @@ impl Random {
         Duration::from_millis(u64::try_from(self.between(low, high)).unwrap())
     }
 
+    /// The pace of a caller or of the faults: waits as long as the seed decides.
+    pub async fn pause(&mut self, low: i64, high: i64) {
+        tokio::time::sleep(self.millis(low, high)).await;
+    }
+
     pub fn percent(&mut self, chance: i64) -> bool {
         self.between(0, 99) < chance
     }

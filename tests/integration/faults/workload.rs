@@ -259,7 +259,7 @@ async fn mover(shared: Shared, mut random: Random) {
                 shared.insist(&mut random, "unregister", unregister).await;
             }
         }
-        tokio::time::sleep(random.millis(0, 200)).await;
+        random.pause(0, 200).await;
         let registration = registered(Hosts::FLEETING, load(200, 200, 200));
         let epoch = shared.insist(&mut random, "register", |rm| resize(rm, registration.clone())).await;
         if let Some(epoch) = epoch.filter(|_| is_alone()) {
@@ -274,7 +274,7 @@ async fn drainer(shared: Shared, mut random: Random) {
         let em1 = em(random.pick([Hosts::HOT[0], Hosts::BIG[0], Hosts::BIG[1], Hosts::FLEETING]));
         let drain = async |rm: RmClient| rm.drain(&em1, "a fault").await;
         shared.insist(&mut random, "drain", drain).await;
-        tokio::time::sleep(random.millis(0, 400)).await;
+        random.pause(0, 400).await;
         let resume = async |rm: RmClient| rm.resume(&em1, "").await;
         shared.insist(&mut random, "resume", resume).await;
     }
@@ -299,7 +299,7 @@ async fn holder(shared: Shared, mut random: Random) {
                 Err(_) => None,
             };
             let before = version(&mut random).await;
-            tokio::time::sleep(random.millis(0, 300)).await;
+            random.pause(0, 300).await;
             let after = version(&mut random).await;
             let is_known = before.is_some() && after.is_some() && begun.elapsed() < HELD;
             shared.journal.check(!is_known || before == after, || {

@@ -174,7 +174,7 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
         };
         if let Err(error) = done {
             // The service is unavailable, or the EM is not registered.
-            tokio::time::sleep(error.retry_after().unwrap_or_default()).await;
+            pause_as_advised(&error).await;
         }
     }
 }
