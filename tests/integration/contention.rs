@@ -193,7 +193,7 @@ async fn refusal_needs_no_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_timeout_bounds_lock_wait() {
     let database = Database::fresh().await;
-    let options = settings().with_time("--request-timeout", Duration::from_millis(50));
+    let options = settings().with_time("--request-timeout", Duration::from_millis(500));
     let rm = Instance::start_with(&database, options).await;
     register_all(&rm.client, ["held", "free"], load(10, 10, 10)).await;
     database.hold_by_hand(&em("held")).await;

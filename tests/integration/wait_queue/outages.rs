@@ -26,6 +26,7 @@ async fn wait_queue_renewal_after_idleness_extends_no_dead_instance() {
     let killed = Process::start(&["--database-url", &database.url()]);
     let (em1, grant) = full_em(&rm.client, "host1", 10).await;
     enqueue(&rm.client, patient(&em1, "leaves", cpu(10))).await.abort();
+    assert_wait_queues_empty(&rm.client).await;
     let _lost = enqueue(&killed.client, patient(&em1, "lost", cpu(10))).await;
     let late = "SELECT count(*) FROM linkis_rm_instance WHERE alive_until < clock_timestamp()";
     eventually("the row of the idle instance is late", LONG, async || database.count(late).await == 1).await;
