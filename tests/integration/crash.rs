@@ -7,6 +7,9 @@ use tokio::task::JoinSet;
 
 use crate::{harness::*, proxy::FaultPlan};
 
+/// Reads of EMs wait.
+const LOCK_EMS: &str = "LOCK TABLE linkis_em_resource_meta_data IN ACCESS EXCLUSIVE MODE";
+
 /// A database that ends its connections: calls fail fast, and succeed again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_connections_reopen_after_termination() {
@@ -76,19 +79,17 @@ async fn silent_database_connections_are_replaced() {
     let (database, _direct) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let (proxy, proxied) = database.behind_proxy("silent");
     let rm = Instance::start(&proxied).await;
-    // More reads than connections, so that all connections are in use.
-    for round in 0..5 {
-        proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(200)));
-        let mut reads = JoinSet::new();
-        for _ in 0..20 {
-            let client = rm.client.clone();
-            reads.spawn(async move { tokio::time::timeout(Duration::from_millis(1200), client.ems()).await.is_ok() });
-        }
-        tokio::time::sleep(Duration::from_millis(500 + 100 * round)).await;
-        proxy.forget_all();
-        proxy.set_fault_plan(FaultPlan::Fair);
-        reads.join_all().await;
+    let mut holder = database.transaction(LOCK_EMS).await;
+    let mut reads = JoinSet::new();
+    for _ in 0..20 {
+        let client = rm.client.clone();
+        reads.spawn(async move { client.ems().await.is_ok() });
     }
+    eventually("it reads", LONG, async || locked_out(&database, "-- em_resource::list").await > 0).await;
+    proxy.forget_all();
+    execute(&mut holder, "ROLLBACK").await;
+    // The callers leave.
+    reads.shutdown().await;
     eventually("reads are answered", Duration::from_secs(10), || async { rm.client.ems().await.is_ok() }).await;
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
 }
@@ -113,12 +114,12 @@ async fn silent_idle_connection_fails_no_call() {
     }
 
     // A connection that falls silent during a read: the read ends with an error, even without a deadline.
-    proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(200)));
+    let mut holder = database.transaction(LOCK_EMS).await;
     let client = rm.client.clone();
     let read = tokio::spawn(async move { client.ems().await });
-    // After the health check of the connection, and before the reply.
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    eventually("the database reads", LONG, async || is_waiting(&database).await).await;
     proxy.forget_all();
+    execute(&mut holder, "ROLLBACK").await;
     let answer = tokio::time::timeout(LONG, read).await.expect("the read ends").unwrap();
     assert_eq!(answer.unwrap_err().reason().as_deref(), Some("DATABASE_UNAVAILABLE"));
 }
