@@ -120,6 +120,8 @@ def tested(target, filters, copy, environment):
 def main(arguments):
     with open(ROOT / "tests" / "planted_bugs.toml", "rb") as file:
         bugs = tomllib.load(file)
+    if set(arguments) - set(bugs) - {"--check", "--journal"}:
+        return print(__doc__, file=sys.stderr)
     if "--check" in arguments:
         return check(bugs)
     names = [argument for argument in arguments if not argument.startswith("--")] or list(bugs)
