@@ -18,8 +18,14 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 600
-# The targets whose tests find bugs, the fastest first, and their folders.
-TARGETS = {"model": "crates/model/tests/model", "sim": "crates/engine/tests/sim", "store": "crates/store/tests/store", "integration": "tests/integration"}
+# The targets whose tests find bugs, the fastest first: options of Cargo, and folders.
+TARGETS = {
+    "model's unit tests": (["--package=rm-model", "--lib"], "crates/model/src"),
+    "model": (["--test=model"], "crates/model/tests/model"),
+    "sim": (["--test=sim"], "crates/engine/tests/sim"),
+    "store": (["--test=store"], "crates/store/tests/store"),
+    "integration": (["--test=integration"], "tests/integration"),
+}
 TEST = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\](?:\s*#\[[^\]]*\])*\s*(?:pub )?(?:async )?fn (\w+)")
 
 
@@ -52,10 +58,10 @@ def planted(root, bug):
 
 def tests_of(target):
     """Names of the tests of a target, by a search for their attributes."""
-    names, folder = [], ROOT / TARGETS[target]
+    names, folder = [], ROOT / TARGETS[target][1]
     for path in folder.rglob("*.rs"):
         module = path.relative_to(folder).with_suffix("").parts
-        module = module[:-1] if module[-1] in ("main", "mod") else module
+        module = module[:-1] if module[-1] in ("main", "mod", "lib") else module
         names += ["::".join((*module, test)) for test in TEST.findall(path.read_text())]
     return names
 
@@ -83,21 +89,21 @@ def run(name, bug, copy, by_journal, environment):
     for path, text in texts.items():
         path.write_text(text)
     if by_journal:
-        return tested("journal", [], copy, environment)
+        return tested("journal", ["--test=journal"], [], copy, environment)
     result = "no test", False
-    for target in TARGETS:
+    for target, (options, _) in TARGETS.items():
         tests = tests_of(target)
         filters = [test_filter for test_filter in bug["tests"] if any(test_filter in test for test in tests)]
         if filters:
-            result = tested(target, filters, copy, environment)
+            result = tested(target, options, filters, copy, environment)
             if result[1]:
                 break
     return result
 
 
-def tested(target, filters, copy, environment):
+def tested(target, options, filters, copy, environment):
     """The result of the tests of one target, and whether they found a bug."""
-    command = ["cargo", "test", "--quiet", "--locked", f"--test={target}"]
+    command = ["cargo", "test", "--quiet", "--locked", *options]
 
     def cargo(*arguments, **options):
         return subprocess.run([*command, *arguments], cwd=copy, env=environment, text=True, capture_output=True, **options)

@@ -263,6 +263,24 @@ async fn request_on_held_em_waits_in_queue() {
     assert_eq!(assert_invariants(&database, &first.client).await, 2);
 }
 
+/// A request that waits for a contended EM enters the queue when the EM is held from then on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_of_contended_em_queues_its_requests() {
+    let (database, rm) = start_with_em(em("held"), load(10, 10, 10)).await;
+    register_all(&rm.client, ["other"], load(10, 10, 10)).await;
+    rm.client.hold(&new(of_em("other"), Duration::from_secs(600))).await.unwrap();
+    database.hold_by_hand(&em("held")).await;
+    let call = ask_in_task(&rm.client, patient(&em("held"), "hadoop", load(1, 1, 1)));
+    eventually("it is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
+    let held = r#"WITH contended AS (DELETE FROM linkis_resource_lock)
+        INSERT INTO linkis_resource_hold
+        SELECT scope, "user", em_application_name, 'held:9102', reason, held_by, hold_time, hold_until FROM linkis_resource_hold"#;
+    database.execute(held).await;
+    eventually("it waits", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
+    assert!(rm.client.release_hold(&of_em("held")).await.unwrap());
+    grant_of(call).await;
+}
+
 /// The end of a hold at its deadline grants the waiting requests; a request whose deadline is earlier states the hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_at_deadline_grants_waiting_requests() {
