@@ -1,7 +1,10 @@
 //! `policy`: the limits that apply to each kind of EM.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::config::parse_duration;
 use rm_client::calls;
 use rm_proto::v1::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy, SetPolicyRequest};
 
@@ -81,6 +84,10 @@ pub struct SetPolicyCommand {
     #[arg(long, value_enum, default_value = "spread")]
     placement: PlacementName,
 
+    /// Age until which an EM is new, and spread grants on it at most twice the mean of the others: 1s to 1d, or 0s for never.
+    #[arg(long, value_name = "DURATION", value_parser = new_after, default_value = "60s")]
+    em_new_after: Duration,
+
     #[command(flatten)]
     confirmation: Confirmation,
 
@@ -88,10 +95,15 @@ pub struct SetPolicyCommand {
     arguments: ServiceArguments,
 }
 
+fn new_after(text: &str) -> Result<Duration, String> {
+    parse_duration("--em-new-after", text, "0s", "1d")
+}
+
 const COLUMNS: &[Column] = &[
     Column::name("KIND OF EM").key(),
     Column::text("CHECKS"),
     Column::text("PLACEMENT"),
+    Column::text("NEW FOR"),
     Column::text("REQUIRED LABELS"),
 ];
 
@@ -122,6 +134,7 @@ impl SetPolicyCommand {
             checks: self.checks.iter().map(|name| check(name).into()).collect(),
             required_labels: self.required_labels,
             placement: placement.into(),
+            em_new_after: prost_types::Duration::try_from(self.em_new_after).ok(),
         };
         let known = service.make(&calls::LIST_POLICIES, &ListPoliciesRequest {}).await?.policies;
         if let Some(before) = known.iter().find(|known| known.em_application_name == policy.em_application_name) {
@@ -151,6 +164,7 @@ fn row(policy: &Policy) -> TableRow {
         text::name(&policy.em_application_name),
         text::or_nothing(&checks.join(",")),
         placement.to_owned(),
+        policy.em_new_after.map_or_else(|| text::NOTHING.to_owned(), |age| text::seconds(age.seconds)),
         text::list(&policy.required_labels),
     ]
 }

@@ -206,7 +206,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     let all = admin.history().await;
     let acts: Vec<_> = all.iter().filter(|line| !line.address.is_empty()).collect();
     let bob = |instances: i64| json!({ "max": { "instances": instances }, "mode": "enforced" });
-    let checks = |checks: &[&str]| json!({ "checks": checks, "required_labels": [], "placement": "spread" });
+    let checks = |checks: &[&str]| json!({ "checks": checks, "required_labels": [], "placement": "spread", "em_new_after_s": 60.0 });
     let drained = |reason: &str, by: &str| json!({ "reason": reason, "drained_by": by, "drain_time": "then" });
     let held = |reason: &str| json!({ "reason": reason, "held_by": "otto", "hold_time": "then", "hold_until": "then" });
     let amounts = |n: i64| json!({ "memory": n * GB, "cores": n, "instances": n });

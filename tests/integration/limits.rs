@@ -451,6 +451,24 @@ async fn policy_selects_limits_by_em_application() {
         let status = limits.set_policy(proto::SetPolicyRequest { policy }).await.unwrap_err();
         assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
     }
+    // New EMs: 60 s if unset; 0, or 1 s to 1 day.
+    let new_after = |seconds, nanos| proto::Policy {
+        em_new_after: Some(prost_types::Duration { seconds, nanos }),
+        ..policy("ecm", 1)
+    };
+    for (seconds, nanos) in [(-1, 0), (0, 1), (0, 999_999_999), (86_400, 1), (i64::MAX, 0)] {
+        let policy = Some(new_after(seconds, nanos));
+        let status = limits.set_policy(proto::SetPolicyRequest { policy }).await.unwrap_err();
+        let field = &status.get_details_bad_request().unwrap().field_violations[0].field;
+        assert_eq!((status.code(), field.as_str()), (Code::InvalidArgument, "policy.em_new_after"));
+    }
+    let stored = async || rm.client.policies().await.unwrap()[&kinds[1]].em_new_after();
+    assert_eq!(stored().await, Duration::from_secs(60));
+    for (seconds, nanos) in [(0, 0), (1, 0), (2, 500_000_000), (86_400, 0)] {
+        let policy = Some(proto::Policy { em_application_name: kinds[1].to_string(), ..new_after(seconds, nanos) });
+        limits.set_policy(proto::SetPolicyRequest { policy }).await.unwrap();
+        assert_eq!(stored().await, Duration::new(seconds.unsigned_abs(), nanos.unsigned_abs()));
+    }
     assert_eq!(rm.client.policies().await.unwrap().len(), 2);
 }
 

@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 use crate::{harness::*, proxy::FaultPlan};
 
+mod choosing;
 mod contended_ems;
 
 fn anywhere(user: &str, resource: Resource) -> ResourceRequest {
@@ -162,7 +163,7 @@ async fn placement_policy_packs_or_spreads_application() {
         rm.client.register(registration(of("pack", host), load(10, 10, 10))).await.unwrap();
     }
     let kind = |application: &str| Name::parse("em", application).unwrap();
-    let pack = Policy::default().with(BTreeSet::new(), Placement::Pack);
+    let pack = Policy::default().with(BTreeSet::new(), Placement::Pack).with_em_new_after(Duration::ZERO);
     rm.client.set_policy(&kind("pack"), &pack).await.unwrap();
     assert_eq!(rm.client.policies().await.unwrap()[&kind("pack")], pack);
     let to = |application: &str, placement| ResourceRequest {

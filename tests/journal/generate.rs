@@ -158,6 +158,11 @@ impl Generator {
             calls: 0,
             cluster: 0,
         };
+        // The age of an EM differs between a recording and a replay.
+        for kind in [KIND, "linkis-cg-gpu", "linkis-cg-solo"] {
+            let policy = json!({"em_application_name": kind, "checks": [1, 2, 3], "em_new_after": "0s"});
+            generator.push("LimitService", "SetPolicy", json!({"policy": policy}));
+        }
         for index in 0..generator.ems.len() {
             generator.register(index, true);
         }

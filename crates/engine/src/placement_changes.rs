@@ -10,6 +10,8 @@ use std::{
     mem,
 };
 
+use time::Duration;
+
 use rm_model::{
     em::{Em, EmInstance},
     placement::ClusterView,
@@ -34,8 +36,8 @@ pub struct PlacementChanges {
 struct SeenEms {
     /// EMs after their last change; `None` for a removed EM.
     ems: HashMap<EmInstance, Option<Em>>,
-    /// Conditions by the last reports.
-    conditions: HashMap<EmInstance, EmCondition>,
+    /// Conditions by the last reports, with the times of their arrival.
+    conditions: HashMap<EmInstance, (EmCondition, Duration)>,
 }
 
 /// Changes that a placement has taken.
@@ -67,10 +69,10 @@ impl PlacementChanges {
         });
     }
 
-    /// Records the condition of an EM by its report.
-    pub fn note_report(&mut self, report: &EmReport) {
+    /// Records the condition of an EM by its report, which arrived at the time `at`.
+    pub fn note_report(&mut self, report: &EmReport, at: Duration) {
         self.note(|seen| {
-            seen.conditions.insert(report.em.clone(), EmCondition::reported(report));
+            seen.conditions.insert(report.em.clone(), (EmCondition::reported(report), at));
         });
     }
 
@@ -99,7 +101,7 @@ impl TakenChanges {
             Some(em) => view.update(em),
             None => view.remove(&instance),
         });
-        conditions.into_iter().for_each(|(instance, condition)| view.report(&instance, condition));
+        conditions.into_iter().for_each(|(instance, (condition, at))| view.report(&instance, condition, at));
         contended.into_iter().for_each(|(instance, is_contended)| view.note_contended(&instance, is_contended));
     }
 }
@@ -124,7 +126,7 @@ mod tests {
                 // EMs that register and unregister under ever new names, or that only report.
                 match of_reports {
                     false => changes.note_ems(&[], &numbers.map(instance).collect::<Vec<_>>()),
-                    true => numbers.for_each(|number| changes.note_report(&report(number))),
+                    true => numbers.for_each(|number| changes.note_report(&report(number), Duration::ZERO)),
                 }
                 most = noted(&changes).map_or(most, |(ems, conditions)| most.max(ems).max(conditions));
             }

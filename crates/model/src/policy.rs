@@ -4,7 +4,7 @@
 //! the kind.
 //! Callers: the limits, the assessment, placement and the store.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
     scope::{CREATOR, USER},
@@ -38,6 +38,13 @@ impl Check {
 /// Maximum number of labels that a policy requires.
 pub const REQUIRED_MAX: usize = 8;
 
+/// Age until which EMs are new, without configuration. Zero is also valid: no EM is new.
+pub const EM_NEW_AFTER: Duration = Duration::from_secs(60);
+/// Minimum of an age above zero.
+pub const EM_NEW_AFTER_MIN: Duration = Duration::from_secs(1);
+/// Maximum of the age.
+pub const EM_NEW_AFTER_MAX: Duration = Duration::from_secs(86_400);
+
 /// Rules for requests to one kind of EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -46,6 +53,8 @@ pub struct Policy {
     /// Labels that requests must carry; at most [`REQUIRED_MAX`].
     required_labels: BTreeSet<String>,
     placement: Placement,
+    /// Age of a registration until which placement bounds the grants on its EM; zero for no bound.
+    em_new_after: Duration,
 }
 
 impl Default for Policy {
@@ -60,12 +69,18 @@ impl Policy {
     /// from all limits.
     pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
         let checks = checks.into_iter().collect();
-        Self { checks, required_labels: BTreeSet::new(), placement: Placement::default() }
+        let (required_labels, placement) = Default::default();
+        Self { checks, required_labels, placement, em_new_after: EM_NEW_AFTER }
     }
 
     /// Replaces the required labels and the placement.
     pub fn with(self, required_labels: BTreeSet<String>, placement: Placement) -> Self {
         Self { required_labels, placement, ..self }
+    }
+
+    /// Replaces the age until which EMs are new.
+    pub fn with_em_new_after(self, em_new_after: Duration) -> Self {
+        Self { em_new_after, ..self }
     }
 
     /// Returns the checks, in order.
@@ -81,6 +96,11 @@ impl Policy {
     /// Returns the placement of requests that do not choose one.
     pub fn placement(&self) -> Placement {
         self.placement
+    }
+
+    /// Returns the age until which EMs are new; zero if they never are.
+    pub fn em_new_after(&self) -> Duration {
+        self.em_new_after
     }
 
     /// Returns a required label that a request does not carry.

@@ -67,6 +67,7 @@ impl RecordedState {
             "checks": checks.split(',').collect::<Vec<_>>(),
             "required_labels": policy.required_labels(),
             "placement": policy.placement().as_str(),
+            "em_new_after_s": policy.em_new_after().as_secs_f64(),
         }))
     }
 

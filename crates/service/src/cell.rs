@@ -121,7 +121,7 @@ impl CellServices {
     pub fn start(instance: &InstanceContext<'_>, store: &Store) -> io::Result<Self> {
         let &InstanceContext { id, ref settings, metrics, tasks, stopping, .. } = instance;
         let liveness = settings.liveness;
-        let seen = StateCache::new(metrics.clone());
+        let seen = StateCache::new(liveness.report_interval(), metrics.clone());
         let (expiring_soon, expiring) = expiry::channel();
         let (line, leaving) =
             LocalWaitQueue::new(store.clone(), id, settings.waiting_max, metrics.clone(), tasks, stopping.clone());

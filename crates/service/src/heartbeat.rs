@@ -51,6 +51,9 @@ const LOST_AT_ONCE: usize = 256;
 /// Timeout for ending the lost tickets of one report; the next report continues.
 const LOST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Number of report intervals until an EM without reports is silent.
+pub(crate) const REPORTS_BEFORE_SILENT: u32 = 3;
+
 /// Timeouts after missing reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LivenessTimeouts {
@@ -69,7 +72,7 @@ impl LivenessTimeouts {
 
     /// Interval at which an EM should report. A single lost report does not make the EM silent.
     pub fn report_interval(&self) -> Duration {
-        self.silent_after / 3
+        self.silent_after / REPORTS_BEFORE_SILENT
     }
 }
 

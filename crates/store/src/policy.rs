@@ -1,7 +1,7 @@
 //! `linkis_em_meta_data`: kinds of EMs (application names), and the policy of each. Callers: [`super::limit`],
 //! registration and policy changes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use sqlx::{PgConnection, PgExecutor};
 
@@ -13,16 +13,19 @@ const TABLE: TableName = TableName("linkis_em_meta_data");
 
 /// Returns all policies by application name.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy>, StoreError> {
-    let rows: Vec<(String, String, Vec<String>, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, Vec<String>, String, i32)> = sqlx::query_as(
         "-- policy::read
-        SELECT em_name, resource_request_policy, required_labels, placement FROM linkis_em_meta_data ORDER BY em_name",
+        SELECT em_name, resource_request_policy, required_labels, placement, em_new_after_ms FROM linkis_em_meta_data
+        ORDER BY em_name",
     )
     .fetch_all(executor)
     .await?;
-    let policy = |(name, checks, required_labels, placement): (String, String, Vec<String>, String)| {
+    let policy = |(name, checks, required_labels, placement, new_after): (String, String, Vec<String>, String, i32)| {
         let placement = Placement::parse(&placement)
             .ok_or_else(|| StoreError::inconsistent(TABLE.0, format!("{name}: {placement}")))?;
-        let policy = Policy::parse(&checks).with(required_labels.into_iter().collect(), placement);
+        let new_after = Duration::from_millis(u64::try_from(new_after).unwrap_or_default());
+        let policy =
+            Policy::parse(&checks).with(required_labels.into_iter().collect(), placement).with_em_new_after(new_after);
         Ok((TABLE.name("em_name", &name)?, policy))
     };
     rows.into_iter().map(policy).collect()
@@ -46,15 +49,17 @@ pub async fn insert(connection: &mut PgConnection, application_names: &[&str]) -
 pub async fn upsert(connection: &mut PgConnection, application_name: &Name, policy: &Policy) -> Result<(), StoreError> {
     sqlx::query(
         "-- policy::upsert
-        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy, required_labels, placement)
-        VALUES ($1, $2, $3, $4)
+        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy, required_labels, placement, em_new_after_ms)
+        VALUES ($1, $2, $3, $4, $5)
         ON CONFLICT (em_name) DO UPDATE SET resource_request_policy = excluded.resource_request_policy,
-            required_labels = excluded.required_labels, placement = excluded.placement",
+            required_labels = excluded.required_labels, placement = excluded.placement,
+            em_new_after_ms = excluded.em_new_after_ms",
     )
     .bind(application_name.as_str())
     .bind(policy.to_string())
     .bind(policy.required_labels().iter().map(String::as_str).collect::<Vec<_>>())
     .bind(policy.placement().as_str())
+    .bind(i32::try_from(policy.em_new_after().as_millis()).unwrap_or(i32::MAX))
     .execute(connection)
     .await?;
     Ok(())

@@ -123,7 +123,7 @@ impl Generator {
                     "LimitService",
                     "SetPolicy",
                     json!({"policy": {"em_application_name": KIND, "checks": [1, 2, 3],
-                    "required_labels": required, "placement": 1 + self.random(2)}}),
+                    "required_labels": required, "placement": 1 + self.random(2), "em_new_after": "0s"}}),
                 )
             }
             18 | 19 => self.provider(),

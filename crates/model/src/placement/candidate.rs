@@ -5,6 +5,8 @@
 
 use std::cmp::Reverse;
 
+use time::Duration;
+
 use crate::{
     em::Em,
     report::EmCondition,
@@ -20,6 +22,14 @@ pub(super) struct Candidate {
     pub condition: EmCondition,
     /// Survey that was current when its condition arrived by a report.
     pub reported: u64,
+    /// Time from which the load of the condition does not count.
+    pub load_until: Duration,
+    /// Time of the registration.
+    pub registered: Duration,
+    /// Whether the registration is younger than the policy's `em_new_after`.
+    pub is_new: bool,
+    /// Number of the view's latest selection when it was selected last, or added.
+    pub selected: u64,
     /// Free amounts, after assumed grants.
     pub left: LeftResource,
     /// Amounts that an empty EM could grant.
@@ -45,18 +55,45 @@ pub(super) struct CandidateOrder {
     pub dimension: Dimension,
     /// EMs without free amounts in any of these dimensions sort below all others.
     pub spared: Vec<Dimension>,
+    /// Whether the EMs have the load classes of spread placement.
+    pub by_load: bool,
+}
+
+/// Load class of an EM in spread placement: its load in tenths, by tier. The second tier has the EMs whose grants are bounded. The
+/// last one has the EMs at full load, which are selected if no other has capacity.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LoadClass(u8);
+
+impl LoadClass {
+    const TIER: u8 = 16;
+
+    pub fn new(busy: u8, is_bounded: bool) -> Self {
+        match (busy, is_bounded) {
+            (10.., _) => Self(2 * Self::TIER + 10),
+            (_, true) => Self(Self::TIER + busy),
+            (_, false) => Self(busy),
+        }
+    }
+
+    /// Returns the score of an EM of this class without grants. No other EM of the class has a better one.
+    pub fn best_score(self) -> (Reverse<u8>, u64) {
+        let idle = 10_u64.saturating_sub((self.0 % Self::TIER).into());
+        (Reverse(self.0 / Self::TIER), WHOLE_UNITS / 10 * idle)
+    }
 }
 
 /// Rank of an EM in a sort order. The criteria, from the most significant:
 ///
 /// 1. uncontended;
-/// 2. free amounts in a spared dimension, if the order spares any;
-/// 3. free share of the dimension;
-/// 4. least busy machine, in tenths; an unknown load counts as idle;
-/// 5. longest time since the last selection or observation.
+/// 2. load class, if the order has any;
+/// 3. free amounts in a spared dimension, if the order spares any;
+/// 4. free share of the dimension;
+/// 5. least busy machine, in tenths; an unknown load counts as idle;
+/// 6. longest time since the last selection or observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub blocked: Reverse<bool>,
+    pub class: Reverse<LoadClass>,
     pub spare: bool,
     pub share: u64,
     busy: Reverse<u8>,
@@ -66,9 +103,10 @@ pub(super) struct Rank {
 
 impl Rank {
     /// Returns the lower bound of all ranks with these values.
-    pub fn lowest(is_blocked: bool, spare: bool, share: u64) -> Self {
+    pub fn lowest(is_blocked: bool, class: LoadClass, spare: bool, share: u64) -> Self {
         Self {
             blocked: Reverse(is_blocked),
+            class: Reverse(class),
             spare,
             share,
             busy: Reverse(u8::MAX),
@@ -76,10 +114,22 @@ impl Rank {
             candidate: CandidateId(0),
         }
     }
+
+    /// Returns the lower bound of all ranks of uncontended EMs.
+    pub fn lowest_free() -> Self {
+        Self::lowest(false, LoadClass(u8::MAX), false, 0)
+    }
+
+    /// Returns the score in spread placement: the tier, and the smaller of the free share and the idle part of the machine.
+    pub fn spread_score(&self) -> (Reverse<u8>, u64) {
+        let (tier, idle) = self.class.0.best_score();
+        (tier, idle.min(self.share))
+    }
 }
 
 /// Unit of a free share: parts of the whole.
 const WHOLE: f64 = 1e9;
+const WHOLE_UNITS: u64 = 1_000_000_000;
 
 /// Returns the ratio of two amounts, for an order: a larger amount never has a smaller ratio, because each step rounds
 /// monotonically.
@@ -116,6 +166,10 @@ impl Candidate {
             em,
             condition,
             reported: 0,
+            load_until: Duration::ZERO,
+            registered: Duration::ZERO,
+            is_new: false,
+            selected: 0,
             assumed: None,
             is_blocked: false,
             touched,
@@ -155,9 +209,12 @@ impl Candidate {
         self.em.label(&label.0) == Some(&label.1)
     }
 
-    pub fn rank(&self, candidate: CandidateId, order: &CandidateOrder) -> Rank {
+    /// Returns the rank in an order; `is_bounded` if its grants are bounded.
+    pub fn rank(&self, candidate: CandidateId, order: &CandidateOrder, is_bounded: bool) -> Rank {
+        let class = if order.by_load { LoadClass::new(self.condition.busy, is_bounded) } else { LoadClass::default() };
         Rank {
             blocked: Reverse(self.is_blocked),
+            class: Reverse(class),
             spare: order.spared.iter().any(|dimension| self.left.get(dimension) > 0),
             share: share_of(self.left.get(&order.dimension), self.capacity.get(&order.dimension)),
             busy: Reverse(self.condition.busy),

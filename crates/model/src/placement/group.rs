@@ -14,8 +14,9 @@ use crate::{
 };
 
 use super::{
-    candidate::{Candidate, CandidateOrder, Rank, ratio, share_of},
+    candidate::{Candidate, CandidateOrder, LoadClass, Rank, ratio, share_of},
     candidates::CandidateTable,
+    new_ems::NewEmBounds,
 };
 
 /// Maximum number of remembered sizes that fit nowhere.
@@ -40,6 +41,9 @@ pub(super) struct CandidateGroup {
     /// `full`: sizes that fit on no available, uncontended member. `small`: sizes that would not fit even on empty members.
     full: RefusedSizes,
     small: RefusedSizes,
+    /// Number of available members.
+    available: usize,
+    new_ems: NewEmBounds,
 }
 
 #[derive(Debug, Default)]
@@ -110,14 +114,17 @@ impl CandidateQuery<'_> {
 }
 
 impl CandidateGroup {
-    /// Creates a group of these members.
-    pub fn new(members: impl IntoIterator<Item = CandidateId>, candidates: &CandidateTable) -> Self {
+    /// Creates a group of a few members for one search.
+    pub fn new(members: &[CandidateId], candidates: &CandidateTable) -> Self {
         let mut group = Self::default();
         for id in members {
-            if let Some(candidate) = candidates.get(id) {
-                group.insert(id, candidate);
+            if let Some(candidate) = candidates.get(*id) {
+                group.insert(*id, candidate);
             }
         }
+        let members: Vec<_> = members.iter().filter_map(|id| Some((*id, candidates.get(*id)?))).collect();
+        // Nothing is ranked yet.
+        group.new_ems = NewEmBounds::of_few(&members);
         group
     }
 
@@ -138,6 +145,32 @@ impl CandidateGroup {
         for (dimension, amount) in candidate.capacity.amounts() {
             self.capacity.entry(dimension).or_default().insert(amount);
         }
+        if candidate.is_new {
+            self.new_ems.bound(id, self.available);
+        }
+        self.rank(id, candidate);
+    }
+
+    /// Counts the selection of a member. Bounds it if it is new, and frees the members that may be selected again.
+    pub fn note_selection(&mut self, id: CandidateId, candidates: &CandidateTable) {
+        self.new_ems.note_selection();
+        if let Some(candidate) = candidates.get(id).filter(|candidate| candidate.is_new) {
+            self.unrank(id, candidate);
+            self.new_ems.bound(id, self.available);
+            self.rank(id, candidate);
+        }
+        while let Some(id) = self.new_ems.due() {
+            match candidates.get(id) {
+                Some(candidate) => self.free(id, candidate),
+                None => self.new_ems.free(id),
+            }
+        }
+    }
+
+    /// Ends the bound of a member.
+    pub fn free(&mut self, id: CandidateId, candidate: &Candidate) {
+        self.unrank(id, candidate);
+        self.new_ems.free(id);
         self.rank(id, candidate);
     }
 
@@ -153,13 +186,16 @@ impl CandidateGroup {
             }
         }
         self.unrank(id, candidate);
+        self.new_ems.free(id);
     }
 
     /// Inserts a member into all sort orders after a change.
     pub fn rank(&mut self, id: CandidateId, candidate: &Candidate) {
         if candidate.is_available() {
+            self.available += 1;
+            let is_bounded = self.new_ems.is_bounded(id);
             for (order, ranks) in &mut self.orders {
-                ranks.insert(candidate.rank(id, order));
+                ranks.insert(candidate.rank(id, order, is_bounded));
             }
             if !candidate.is_blocked {
                 self.full.clear_refused_sizes(&candidate.left);
@@ -170,8 +206,12 @@ impl CandidateGroup {
 
     /// Removes a member from all sort orders before a change. The member remains in the group.
     pub fn unrank(&mut self, id: CandidateId, candidate: &Candidate) {
-        for (order, ranks) in &mut self.orders {
-            ranks.remove(&candidate.rank(id, order));
+        if candidate.is_available() {
+            self.available = self.available.saturating_sub(1);
+            let is_bounded = self.new_ems.is_bounded(id);
+            for (order, ranks) in &mut self.orders {
+                ranks.remove(&candidate.rank(id, order, is_bounded));
+            }
         }
     }
 
@@ -214,26 +254,21 @@ impl CandidateGroup {
                 .get(rank.candidate)
                 .is_some_and(|candidate| candidate.left.covers(wanted.share) && wanted.may_be(candidate))
         };
-        let spared = match wanted.placement {
-            Placement::Spread => Vec::new(),
-            Placement::Pack => self.not_asked(wanted.share),
+        let (spared, by_load) = match wanted.placement {
+            Placement::Spread => (Vec::new(), true),
+            Placement::Pack => (self.not_asked(wanted.share), false),
         };
         let is_blocked = wanted.is_blocked;
-        // Contended EMs rank below the others.
-        let end = if is_blocked { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
-        let ranks = self.ranks(CandidateOrder { dimension, spared }, candidates);
+        let ranks = self.ranks(CandidateOrder { dimension, spared, by_load }, candidates);
         let found = match wanted.placement {
-            Placement::Spread => {
-                let freest = ranks.range((Bound::Unbounded, end)).rev();
-                freest.take_while(|rank| rank.blocked.0 == is_blocked && rank.share >= needed).find(has_room)
-            }
+            Placement::Spread => best_of_classes(ranks, is_blocked, needed, has_room),
             Placement::Pack => {
-                let without = ranks.range(Rank::lowest(is_blocked, false, needed)..Rank::lowest(is_blocked, true, 0));
-                let with = ranks.range((Bound::Included(Rank::lowest(is_blocked, true, needed)), end));
-                without.chain(with).find(has_room)
+                let lowest = |spare, share| Rank::lowest(is_blocked, LoadClass::default(), spare, share);
+                let without = ranks.range(lowest(false, needed)..lowest(true, 0));
+                let with = ranks.range((Bound::Included(lowest(true, needed)), end_of(is_blocked)));
+                without.chain(with).find(has_room).copied()
             }
         };
-        let found = found.copied();
         if found.is_none() && !is_blocked && wanted.only.is_none() {
             self.full.insert(wanted.share);
         }
@@ -253,12 +288,7 @@ impl CandidateGroup {
                     .get(rank.candidate)
                     .is_some_and(|candidate| candidate.capacity.covers(wanted.share) && wanted.may_be(candidate))
             };
-            if let Some(rank) = self
-                .ranks(CandidateOrder { dimension: dimension.clone(), spared: Vec::new() }, candidates)
-                .iter()
-                .rev()
-                .find(would_fit)
-            {
+            if let Some(rank) = self.ranks(by_share(dimension.clone()), candidates).iter().rev().find(would_fit) {
                 return Some((true, *rank));
             }
             if wanted.only.is_none() {
@@ -266,11 +296,7 @@ impl CandidateGroup {
             }
         }
         let may_be = |rank: &&Rank| candidates.get(rank.candidate).is_some_and(|candidate| wanted.may_be(candidate));
-        self.ranks(CandidateOrder { dimension, spared: Vec::new() }, candidates)
-            .iter()
-            .rev()
-            .find(may_be)
-            .map(|rank| (false, *rank))
+        self.ranks(by_share(dimension), candidates).iter().rev().find(may_be).map(|rank| (false, *rank))
     }
 
     /// Returns any available member that fulfils `only`, regardless of its dimensions.
@@ -295,13 +321,48 @@ impl CandidateGroup {
         if self.orders.len() >= ORDERS_MAX && !self.orders.contains_key(&order) {
             order.spared.clear();
         }
-        let members = &self.members;
+        let (members, new_ems) = (&self.members, &self.new_ems);
         self.orders.entry(order).or_insert_with_key(|order| {
             let available = members.iter().filter_map(|id| Some((*id, candidates.get(*id)?)));
             available
                 .filter(|(_, candidate)| candidate.is_available())
-                .map(|(id, candidate)| candidate.rank(id, order))
+                .map(|(id, candidate)| candidate.rank(id, order, new_ems.is_bounded(id)))
                 .collect()
         })
     }
+}
+
+/// Returns the order by free share alone.
+fn by_share(dimension: Dimension) -> CandidateOrder {
+    CandidateOrder { dimension, spared: Vec::new(), by_load: false }
+}
+
+/// Returns the end of the contended EMs, which rank below the others, or of all.
+fn end_of(is_blocked: bool) -> Bound<Rank> {
+    if is_blocked { Bound::Excluded(Rank::lowest_free()) } else { Bound::Unbounded }
+}
+
+/// Returns the best EM for spread placement: of each load class, the one with the largest free share that has capacity. The
+/// classes are visited from the least busy one, until no EM of a further class can be better.
+fn best_of_classes(
+    ranks: &BTreeSet<Rank>,
+    is_blocked: bool,
+    needed: u64,
+    has_room: impl Fn(&&Rank) -> bool,
+) -> Option<Rank> {
+    let mut best: Option<Rank> = None;
+    let mut first = ranks.range((Bound::Unbounded, end_of(is_blocked))).next_back();
+    while let Some(freest) = first.filter(|rank| rank.blocked.0 == is_blocked) {
+        let class = freest.class.0;
+        if best.is_some_and(|best| best.spread_score() >= class.best_score()) {
+            break;
+        }
+        if freest.share >= needed {
+            let with_share = ranks.range(Rank::lowest(is_blocked, class, false, needed)..=*freest).rev();
+            let found = with_share.copied().find(|rank| has_room(&rank));
+            best = best.into_iter().chain(found).max_by_key(|rank| (rank.spread_score(), *rank));
+        }
+        first = ranks.range(..Rank::lowest(is_blocked, class, false, 0)).next_back();
+    }
+    best
 }

@@ -227,7 +227,10 @@ impl ClusterView {
         let Self { candidates, pools, label_sets, .. } = self;
         let Some(set) = label_sets.sets.get_mut(&id) else { return };
         set.is_grouped = true;
-        for member in &set.members {
+        let is_new = |id: &CandidateId| candidates.get(*id).is_some_and(|candidate| candidate.is_new);
+        // The bound of a new EM counts the members before it.
+        let (new, others): (Vec<_>, Vec<_>) = set.members.iter().copied().partition(is_new);
+        for member in others.iter().chain(&new) {
             let Some(candidate) = candidates.get(*member) else { continue };
             if let Some(pool) = pools.get_mut(candidate.pool) {
                 pool.by_set.entry(id).or_default().insert(*member, candidate);

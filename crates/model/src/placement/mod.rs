@@ -4,15 +4,22 @@
 //! labels. Each label set of an earlier search has further groups, of the EMs with all of its labels. A group is sorted by
 //! the free share of each dimension that was dominant in a request. A search therefore finds the best EM without visiting
 //! the others. Sizes that fit nowhere are remembered until a member gains capacity.
+//!
+//! Spread placement ranks an EM by the larger of the share in use and the load that its reports state, if they are recent. Its
+//! selections of an EM with a new registration are bounded.
 //! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
 //!
 //! - `candidate`, `candidates`: candidates; `group`: groups and their sort orders; `pool`: the groups of one kind of EM;
+//! - `new_ems`: the bounds of new EMs in a group; `aging`: what ends with time;
 //! - `label_sets`: label sets of searches and their members; `query`: groups that a request may use.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
     hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState},
 };
+
+use time::Duration;
 
 use super::{
     em::{Em, EmInstance},
@@ -24,16 +31,19 @@ use super::{
     selector::Placement,
 };
 
+mod aging;
 mod candidate;
 mod candidates;
 mod group;
 mod label_sets;
+mod new_ems;
 mod pool;
 mod query;
 
 #[cfg(test)]
 mod tests;
 
+use aging::Deadlines;
 use candidate::{Candidate, Rank};
 use candidates::CandidateTable;
 use group::{CandidateId, CandidateQuery};
@@ -64,6 +74,10 @@ pub struct ClusterView {
     survey: u64,
     /// EMs that may have assumed grants; some of them more than once.
     assumed: Vec<CandidateId>,
+    /// Number of selections.
+    selections: u64,
+    /// Loads and registrations that end with time.
+    deadlines: Deadlines,
 }
 
 /// An EM as a survey found it.
@@ -75,6 +89,10 @@ pub struct SurveyedEm {
     pub version: (i64, i64),
     /// Condition by its reports.
     pub condition: EmCondition,
+    /// Age of the latest report; without effect if it never reported.
+    pub report_age: Duration,
+    /// Age of the registration.
+    pub registration_age: Duration,
 }
 
 /// Policies by application name of the EMs.
@@ -99,6 +117,8 @@ impl ClusterView {
             seed,
             survey: 0,
             assumed: Vec::new(),
+            selections: 0,
+            deadlines: Deadlines::default(),
         }
     }
 
@@ -126,27 +146,29 @@ impl ClusterView {
         }
         // A condition from before the latest registration no longer applies.
         let of_registration = known.filter(|known| known.em.epoch == em.epoch);
-        let (is_known, told) = (known.is_some(), of_registration.map(|known| (known.condition, known.reported)));
+        let is_known = known.is_some();
+        let kept = of_registration
+            .map(|known| (known.condition, known.reported, known.load_until, known.registered, known.is_new));
         self.remove(&em.instance);
         if em.is_registered() {
             let touched = if is_known { self.touch() } else { self.first_touch(&em.instance) };
             // An EM with contradictory amounts is never proposed. Requests that name it get the error.
-            let (condition, reported) = told.unwrap_or_default();
+            let (condition, reported, load_until, registered, is_new) =
+                kept.unwrap_or((EmCondition::default(), 0, Duration::ZERO, self.deadlines.now, true));
             if let Ok(mut candidate) = Candidate::new(em, condition, touched, self.survey) {
-                candidate.reported = reported;
+                (candidate.reported, candidate.load_until) = (reported, load_until);
+                (candidate.registered, candidate.is_new, candidate.selected) = (registered, is_new, self.selections);
                 self.insert(candidate);
             }
         }
     }
 
-    /// Records the condition of a report.
-    pub fn report(&mut self, em: &EmInstance, condition: EmCondition) {
+    /// Records the condition of a report that arrived at the time `at`.
+    pub fn report(&mut self, em: &EmInstance, condition: EmCondition, at: Duration) {
         let Some(id) = self.candidates.id(em) else { return };
         if let Some(candidate) = self.candidates.get_mut(id) {
             candidate.reported = self.survey;
-            if candidate.condition != condition {
-                self.change(id, |candidate| candidate.condition = condition);
-            }
+            self.set_condition(id, condition, at);
         }
     }
 
@@ -170,6 +192,7 @@ impl ClusterView {
     pub fn remove(&mut self, em: &EmInstance) {
         let Some(id) = self.candidates.id(em) else { return };
         let Some(candidate) = self.candidates.remove(em) else { return };
+        self.deadlines.remove(id, &candidate);
         self.label_sets.leave(id, &candidate.label_sets);
         for label in labels_of(&candidate.em) {
             if let Some(ids) = self.labelled.get_mut(&label) {
@@ -191,7 +214,7 @@ impl ClusterView {
     /// Applies the results of a survey for some EMs. Returns the EMs that changed and must be read.
     pub fn surveyed(&mut self, survey: u64, found: Vec<SurveyedEm>) -> Vec<EmInstance> {
         let mut changed = Vec::new();
-        for SurveyedEm { instance, version, condition } in found {
+        for SurveyedEm { instance, version, condition, report_age, registration_age } in found {
             let id = self.candidates.id(&instance);
             let (Some(id), Some(candidate)) = (id, id.and_then(|id| self.candidates.get_mut(id))) else {
                 changed.push(instance);
@@ -200,17 +223,15 @@ impl ClusterView {
             candidate.surveyed = survey;
             let known = version_of(&candidate.em);
             // A report since the start of the survey is at least as recent.
-            let is_other = candidate.reported < survey && candidate.condition != condition;
-            let is_assumed = candidate.is_assumed_before(survey);
-            if is_other || is_assumed {
-                self.change(id, |candidate| {
-                    if is_other {
-                        candidate.condition = condition;
-                    }
-                    if is_assumed {
-                        candidate.clear_assumed();
-                    }
-                });
+            let (is_reported, is_assumed) = (candidate.reported >= survey, candidate.is_assumed_before(survey));
+            if !is_reported {
+                self.set_condition(id, condition, self.deadlines.now.saturating_sub(report_age));
+            }
+            if is_assumed {
+                self.change(id, Candidate::clear_assumed);
+            }
+            if known.0 == version.0 {
+                self.set_registered(id, self.deadlines.now.saturating_sub(registration_age));
             }
             if known != version {
                 changed.push(instance);
@@ -257,8 +278,18 @@ impl ClusterView {
     pub fn choose(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         let (id, share) = self.find(ask, policies, except, false)?;
         let (touched, survey) = (self.touch(), self.survey);
-        self.change(id, |candidate| candidate.assume(&share, touched, survey));
+        self.selections += 1;
+        let selected = self.selections;
+        self.change(id, |candidate| {
+            candidate.assume(&share, touched, survey);
+            candidate.selected = selected;
+        });
         self.assumed.push(id);
+        if let Some(candidate) = self.candidates.get(id)
+            && let Some(pool) = self.pools.get_mut(candidate.pool)
+        {
+            pool.for_each_of(&candidate.label_sets, |group| group.note_selection(id, &self.candidates));
+        }
         self.instance(id)
     }
 
@@ -337,6 +368,7 @@ impl ClusterView {
         candidate.pool = self.pools.of(&candidate.em);
         let Some(id) = self.candidates.insert(candidate) else { return };
         let Some(candidate) = self.candidates.get_mut(id) else { return };
+        self.deadlines.insert(id, candidate);
         for label in labels_of(&candidate.em) {
             self.labelled.entry(label).or_default().insert(id);
         }
@@ -375,8 +407,8 @@ impl ClusterView {
         let mut shares = DemandByType::of(ask);
         for preferred in preferences(ask) {
             let search = PlacementQuery::new(ask, policies, preferred, except);
-            let mut best: Option<((bool, u64), Rank, ResourceType)> = None;
-            let rank_of = |found: &((bool, u64), Rank, ResourceType)| (found.0, found.1);
+            let mut best: Option<((Reverse<u8>, u64), Rank, ResourceType)> = None;
+            let rank_of = |found: &((Reverse<u8>, u64), Rank, ResourceType)| (found.0, found.1);
             for_each_group(self, &search, |(application_name, resource_type), group, candidates, only| {
                 let Some(share) = shares.on(*resource_type) else { return };
                 let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
@@ -384,8 +416,8 @@ impl ClusterView {
                 let found =
                     group.best(&CandidateQuery { share, placement, is_blocked, only }, candidates).map(|rank| {
                         let score = match placement {
-                            Placement::Spread => (true, rank.share),
-                            Placement::Pack => (!rank.spare, u64::MAX - rank.share),
+                            Placement::Spread => rank.spread_score(),
+                            Placement::Pack => (Reverse(rank.spare.into()), u64::MAX - rank.share),
                         };
                         (score, rank, *resource_type)
                     });

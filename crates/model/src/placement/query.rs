@@ -102,7 +102,7 @@ fn for_each_of_few(
     }
     for (pool, ids) in groups {
         let Some(CandidatePool { kind, .. }) = view.pools.get(pool) else { continue };
-        each(kind, &mut CandidateGroup::new(ids, &view.candidates), &view.candidates, None);
+        each(kind, &mut CandidateGroup::new(&ids, &view.candidates), &view.candidates, None);
     }
 }
 

@@ -47,6 +47,10 @@ fn em(host: &str, total: (i64, i64), locked: (i64, i64)) -> Em {
     }
 }
 
+fn labelled_of(host: &str, total: (i64, i64), own: &[(&str, &str)]) -> Em {
+    Em { labels: labels(own), ..em(host, total, (0, 0)) }
+}
+
 fn labelled(host: &str, own: &[(&str, &str)], reserved: &[(&str, &str)]) -> Em {
     Em { labels: labels(own), reserved: labels(reserved), ..em(host, (100, 100), (0, 0)) }
 }
@@ -69,6 +73,14 @@ fn ask(memory: i64, cores: i64) -> RequestSpec {
     }
 }
 
+fn small() -> RequestSpec {
+    ask(1, 1)
+}
+
+fn packed() -> RequestSpec {
+    RequestSpec { selector: EmSelector { placement: Some(Placement::Pack), ..EmSelector::default() }, ..small() }
+}
+
 /// Returns a request that carries, requires and prefers labels.
 fn asking(carried: &[(&str, &str)], required: &[(&str, &str)], preferred: &[(&str, &str, u32)]) -> RequestSpec {
     let preference = |(key, value, weight): &(&str, &str, u32)| Preference {
@@ -88,12 +100,20 @@ fn asking(carried: &[(&str, &str)], required: &[(&str, &str)], preferred: &[(&st
 fn view(ems: impl IntoIterator<Item = Em>) -> ClusterView {
     let mut view = ClusterView::default();
     ems.into_iter().for_each(|em| view.update(em));
+    view.expire(&without_new_ems());
     view
+}
+
+/// Returns policies by which no EM is new.
+fn without_new_ems() -> Policies {
+    let policy = Policy::default().with_em_new_after(Duration::ZERO);
+    ["ecm", "other"].map(|kind| (name(kind), policy.clone())).into()
 }
 
 /// Returns all EMs on which the request fits, the best first.
 fn in_order(view: &mut ClusterView, ask: &RequestSpec) -> Vec<String> {
     let mut found: Vec<EmInstance> = Vec::new();
+    view.expire(&without_new_ems());
     while let Some(em) = view.best(ask, &Policies::new(), &found) {
         found.push(em);
     }
@@ -101,8 +121,17 @@ fn in_order(view: &mut ClusterView, ask: &RequestSpec) -> Vec<String> {
 }
 
 fn best(view: &mut ClusterView, ask: &RequestSpec) -> Option<String> {
+    view.expire(&without_new_ems());
     view.best(ask, &Policies::new(), &[]).map(|em| em.instance.to_string())
 }
+
+fn surveyed(instance: &EmInstance, version: i64, condition: EmCondition) -> SurveyedEm {
+    let (report_age, registration_age) = Default::default();
+    SurveyedEm { instance: instance.clone(), version: (1, version), condition, report_age, registration_age }
+}
+
+/// Time of a report.
+const NOW: time::Duration = time::Duration::ZERO;
 
 fn condition(is_available: bool, busy: u8) -> EmCondition {
     EmCondition { is_available, busy }
@@ -300,8 +329,7 @@ fn cluster_view_counts_assumed_grants_until_settled() {
     for _ in 0..100 {
         assert!(view.choose(&ask(1, 1), &Policies::new(), &[]).is_some());
     }
-    let found =
-        |em: &Em| SurveyedEm { instance: em.instance.clone(), version: (1, 1), condition: EmCondition::default() };
+    let found = |em: &Em| surveyed(&em.instance, 1, EmCondition::default());
     let survey = view.begin_survey();
     assert!(view.surveyed(survey, ems.iter().map(found).collect()).is_empty());
     view.end_survey(survey);
@@ -311,14 +339,12 @@ fn cluster_view_counts_assumed_grants_until_settled() {
 #[test]
 fn survey_finds_new_changed_and_removed_ems() {
     let mut view = view(["same", "changed", "gone", "sick"].map(|host| em(host, (9, 9), (0, 0))));
-    let found = |host: &str, version, is_available| SurveyedEm {
-        instance: em(host, (9, 9), (0, 0)).instance,
-        version: (1, version),
-        condition: condition(is_available, 0),
+    let found = |host: &str, version, is_available| {
+        surveyed(&em(host, (9, 9), (0, 0)).instance, version, condition(is_available, 0))
     };
     let survey = view.begin_survey();
     // A report after the start of the survey is more recent than its result.
-    view.report(&em("same", (9, 9), (0, 0)).instance, condition(true, 3));
+    view.report(&em("same", (9, 9), (0, 0)).instance, condition(true, 3), NOW);
     let changed = view.surveyed(
         survey,
         vec![found("changed", 2, true), found("new", 1, true), found("same", 1, false), found("sick", 1, false)],
@@ -335,10 +361,10 @@ fn survey_finds_new_changed_and_removed_ems() {
 fn placement_unavailable_ems_count_as_matching() {
     let ems = ["sick", "well"].map(|host| em(host, (9, 9), (0, 0)));
     let mut view = view(ems.clone());
-    view.report(&ems[0].instance, condition(false, 0));
+    view.report(&ems[0].instance, condition(false, 0), NOW);
     assert_eq!(in_order(&mut view, &ask(1, 1)), ["well"]);
     assert_eq!(view.closest(&ask(99, 1), &Policies::new()).as_ref(), Some(&ems[1].instance));
-    view.report(&ems[1].instance, condition(false, 0));
+    view.report(&ems[1].instance, condition(false, 0), NOW);
     assert_eq!(view.closest(&ask(99, 1), &Policies::new()), None);
     assert_eq!(view.matching(&ask(1, 1), &Policies::new()), 2);
     // The health is unknown after a new registration.
@@ -351,11 +377,119 @@ fn placement_of_equal_free_shares_prefers_least_busy() {
     let ems: Vec<Em> = (0..3).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
     let mut view = view(ems.clone());
     for (em, busy) in ems.iter().zip([9, 1, 5]) {
-        view.report(&em.instance, condition(true, busy));
+        view.report(&em.instance, condition(true, busy), NOW);
     }
     assert_eq!(in_order(&mut view, &ask(1, 1)), ["host1", "host2", "host0"]);
     view.update(Em { locked: Resource::load(1, 1).unwrap(), version: 2, ..ems[1].clone() });
-    assert_eq!(in_order(&mut view, &ask(1, 1)), ["host2", "host0", "host1"]);
+    assert_eq!(in_order(&mut view, &small()), ["host1", "host2", "host0"], "the machines of the others are busier");
+    view.update(Em { locked: Resource::load(70, 70).unwrap(), version: 3, ..ems[1].clone() });
+    assert_eq!(in_order(&mut view, &small()), ["host2", "host1", "host0"], "the others have more free capacity");
+    assert_eq!(best(&mut view, &packed()).as_deref(), Some("host1"), "pack ignores the load");
+    // A completely busy machine gets what fits on no other.
+    view.report(&ems[2].instance, condition(true, 10), NOW);
+    view.report(&ems[0].instance, condition(true, 10), NOW);
+    assert_eq!(in_order(&mut view, &small())[0], "host1");
+    assert_eq!(in_order(&mut view, &RequestSpec { resource: Resource::load(31, 1).unwrap(), ..small() }).len(), 2);
+}
+
+/// The load of a report counts for 20 s, by the age of the report.
+#[test]
+fn placement_ignores_load_of_stale_report() {
+    let ems = [("busy", (0, 0)), ("half", (50, 50))].map(|(instance, locked)| em(instance, (100, 100), locked));
+    let seconds = time::Duration::seconds;
+    let mut view = ClusterView::default().with_load_lifetime(seconds(20));
+    ems.iter().for_each(|em| view.update(em.clone()));
+    let best_at = |view: &mut ClusterView, now| {
+        view.set_time(seconds(now));
+        best(view, &small()).unwrap()
+    };
+    view.report(&ems[0].instance, condition(true, 9), seconds(0));
+    assert_eq!([best_at(&mut view, 0), best_at(&mut view, 19), best_at(&mut view, 20)], ["half", "half", "busy"]);
+    // An equal report counts anew, and a survey finds the age of a report to another instance.
+    view.report(&ems[0].instance, condition(true, 9), seconds(20));
+    view.report(&ems[0].instance, condition(true, 9), seconds(30));
+    assert_eq!([best_at(&mut view, 40), best_at(&mut view, 49), best_at(&mut view, 50)], ["half", "half", "busy"]);
+    let survey = view.begin_survey();
+    let found = surveyed(&ems[0].instance, 1, condition(true, 9));
+    view.surveyed(survey, vec![SurveyedEm { report_age: seconds(15), ..found.clone() }]);
+    assert_eq!([best_at(&mut view, 50), best_at(&mut view, 54), best_at(&mut view, 55)], ["half", "half", "busy"]);
+    let survey = view.begin_survey();
+    view.surveyed(survey, vec![SurveyedEm { report_age: seconds(3600), ..found }]);
+    assert_eq!(best_at(&mut view, 55), "busy");
+    view.report(&ems[0].instance, condition(true, 9), seconds(56));
+    view.remove(&ems[0].instance);
+    assert_eq!(best_at(&mut view, 80), "half");
+}
+
+/// Selects EMs for `count` requests, and returns how many each one got.
+fn selections(view: &mut ClusterView, wants: &RequestSpec, count: u32) -> BTreeMap<String, u32> {
+    let mut on = BTreeMap::new();
+    for _ in 0..count {
+        let em = view.choose(wants, &Policies::new(), &[]).unwrap();
+        *on.entry(em.instance.to_string()).or_default() += 1;
+    }
+    on
+}
+
+/// A new EM beside ten that are more than half full gets a sixth of the requests. The groups are those of all EMs and of a label set,
+/// and a few EMs.
+#[test]
+fn placement_bounds_new_em() {
+    let seconds = time::Duration::seconds;
+    for (old, required) in [(10, false), (10, true), (3 * SCANNED_MAX, true), (1, false)] {
+        let full = |n: usize| Em {
+            locked: Resource::load(6000, 6000).unwrap(),
+            ..labelled_of(&format!("old{n}"), (10_000, 10_000), &[("zone", "x")])
+        };
+        let mut view = view((0..old).map(full));
+        let zone: &[_] = if required { &[("zone", "x")] } else { &[] };
+        let selector = EmSelector { required: labels(zone), ..EmSelector::default() };
+        let wants = RequestSpec { labels: labels(zone), selector, ..small() };
+        view.choose(&wants, &Policies::new(), &[]).unwrap();
+        view.update(labelled_of("new", (10_000, 10_000), &[("zone", "x")]));
+        view.expire(&Policies::new());
+        let count = 20 * old as u32;
+        let on = selections(&mut view, &wants, count);
+        let new = on["new"];
+        assert!(
+            new * old as u32 <= 2 * (count - new) && new * (old as u32 + 1) >= count,
+            "{new} of {count} beside {old} EMs"
+        );
+        // The survey finds the time of the registration.
+        let survey = view.begin_survey();
+        view.set_time(seconds(30));
+        let found = surveyed(&labelled("new", &[], &[]).instance, 1, EmCondition::default());
+        view.surveyed(survey, vec![SurveyedEm { registration_age: seconds(29), ..found }]);
+        for (now, is_new) in [(60, true), (61, false)] {
+            view.set_time(seconds(now));
+            view.expire(&Policies::new());
+            assert_eq!(selections(&mut view, &wants, 10).get("new") == Some(&10), !is_new, "at {now} s");
+        }
+    }
+}
+
+/// The bound only ranks: a new EM gets what fits on no other, and pack placement has no bound.
+#[test]
+fn placement_bound_of_new_em_refuses_nothing() {
+    let full = |n: usize| em(&format!("old{n}"), (100, 100), (99, 99));
+    let mut view = view((0..10).map(full));
+    view.update(em("new", (100, 100), (0, 0)));
+    assert_eq!(
+        selections(&mut view, &RequestSpec { resource: Resource::load(10, 10).unwrap(), ..small() }, 10),
+        BTreeMap::from([("new".to_owned(), 10)])
+    );
+    let mut view = self::view((0..10).map(|n| em(&format!("old{n}"), (100, 100), (0, 0))));
+    view.update(em("new", (100, 100), (50, 50)));
+    assert_eq!(selections(&mut view, &packed(), 10), BTreeMap::from([("new".to_owned(), 10)]));
+    // A new registration is new again; other changes keep its age.
+    let mut view = self::view((0..10).map(full));
+    let old = em("old", (100, 100), (0, 0));
+    view.update(old.clone());
+    view.expire(&without_new_ems());
+    view.update(Em { version: 2, total: Resource::load(200, 200).unwrap(), ..old.clone() });
+    assert_eq!(selections(&mut view, &small(), 5).get("old"), Some(&5));
+    view.update(Em { epoch: 2, ..old });
+    assert_eq!(selections(&mut view, &small(), 5).get("old"), None);
 }
 
 #[test]
@@ -442,7 +576,7 @@ const HOSTS: u8 = 5 * SCANNED_MAX as u8;
 enum Step {
     See { host: u8, total: (i64, i64), locked: (i64, i64), own: Vec<(u8, u8)>, reserved: Vec<(u8, u8)> },
     Remove(u8),
-    Report { host: u8, is_available: bool },
+    Report { host: u8, is_available: bool, busy: u8 },
     Hold { host: u8, is_held: bool },
     Choose { amount: (i64, i64), carried: Vec<(u8, u8)>, required: Vec<(u8, u8)>, pack: bool },
     Settle,
@@ -458,7 +592,8 @@ fn steps() -> impl Strategy<Value = Step> {
             Step::See { host, total, locked, own, reserved }
         }),
         1 => host().prop_map(Step::Remove),
-        1 => (host(), any::<bool>()).prop_map(|(host, is_available)| Step::Report { host, is_available }),
+        3 => (host(), 0..8_u8, 0..=10_u8)
+            .prop_map(|(host, health, busy)| Step::Report { host, is_available: health > 0, busy }),
         1 => (host(), any::<bool>()).prop_map(|(host, is_held)| Step::Hold { host, is_held }),
         8 => (amount(), pairs(3), pairs(3), any::<bool>())
             .prop_map(|(amount, carried, required, pack)| Step::Choose { amount, carried, required, pack }),
@@ -483,8 +618,8 @@ fn dominant(ems: &[&Em], reserved: &Labels, ask: &RequestSpec) -> Dimension {
     asked.max_by_key(part).unwrap_or(Dimension::Memory)
 }
 
-/// Returns the score of an EM for a request.
-fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
+/// Returns the score of an EM with a load for a request.
+fn score(em: &Em, busy: u8, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
     let left = em.left().unwrap();
     let share = left.get(dominant) * 1_000_000_000 / em.total.get(dominant).max(1);
     match ask.selector.placement {
@@ -492,7 +627,7 @@ fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
             let spares = |dimension| ask.resource.get(&dimension) == 0 && left.get(&dimension) > 0;
             (!ask.resource.amounts().any(|(dimension, _)| spares(dimension)), -share)
         }
-        _ => (true, share),
+        _ => (true, share.min(100_000_000 * (10 - i64::from(busy)))),
     }
 }
 
@@ -502,7 +637,7 @@ proptest! {
     /// With any groups, orders and remembered sizes, the search returns the same as an exhaustive comparison.
     #[test]
     fn placement_equals_exhaustive_search(steps in prop::collection::vec(steps(), 1..200)) {
-        let (mut view, mut plain, mut version) = (ClusterView::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
+        let (mut view, mut plain, mut version) = (ClusterView::default(), BTreeMap::<EmInstance, (Em, EmCondition)>::new(), 0);
         let mut held = BTreeSet::new();
         let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
         for host in 0..HOSTS {
@@ -511,7 +646,7 @@ proptest! {
                 labels: to_labels(&[(0, host % 2), (1, host / 2 % 2)], 0),
                 ..em(&format!("host{host}"), (total, 20), (locked.min(total), locked))
             };
-            plain.insert(seen.instance.clone(), (seen.clone(), true));
+            plain.insert(seen.instance.clone(), (seen.clone(), EmCondition::default()));
             view.update(seen);
         }
         for step in steps {
@@ -522,19 +657,19 @@ proptest! {
                         labels: to_labels(&own, 0), reserved: to_labels(&reserved, 2), version,
                         ..em(&format!("host{host}"), total, locked)
                     };
-                    let is_available = plain.get(&seen.instance).is_none_or(|(_, is_available)| *is_available);
-                    plain.insert(seen.instance.clone(), (seen.clone(), is_available));
+                    let known = plain.get(&seen.instance).map(|(_, condition)| *condition);
+                    plain.insert(seen.instance.clone(), (seen.clone(), known.unwrap_or_default()));
                     view.update(seen);
                 }
                 Step::Remove(host) => {
                     plain.remove(&named(host));
                     view.remove(&named(host));
                 }
-                Step::Report { host, is_available } => {
+                Step::Report { host, is_available, busy } => {
                     if let Some((_, known)) = plain.get_mut(&named(host)) {
-                        *known = is_available;
+                        *known = condition(is_available, busy);
                     }
-                    view.report(&named(host), condition(is_available, 0));
+                    view.report(&named(host), condition(is_available, busy), NOW);
                 }
                 Step::Hold { host, is_held } => {
                     match is_held {
@@ -549,6 +684,7 @@ proptest! {
                     // No grant happens here, so the stored amounts are unchanged.
                 }
                 Step::Choose { amount, carried, required, pack } => {
+                    view.expire(&without_new_ems());
                     let required = to_labels(&required, 0);
                     let mut all = to_labels(&carried, 2).as_map().clone();
                     all.extend(required.as_map().clone());
@@ -562,8 +698,8 @@ proptest! {
                         ask.selector.required.as_map().iter().all(|(key, value)| em.label(key) == Some(value))
                             && em.admits(ask.labels.as_map())
                     };
-                    let fitting = |(em, is_available): &&(Em, bool)| {
-                        *is_available && matches(em) && em.left().unwrap().covers(&ask.resource)
+                    let fitting = |(em, condition): &&(Em, EmCondition)| {
+                        condition.is_available && matches(em) && em.left().unwrap().covers(&ask.resource)
                     };
                     let possible = plain.values().filter(fitting).map(|(em, _)| &em.instance);
                     let (of_held, possible): (BTreeSet<_>, BTreeSet<_>) = possible.partition(|em| held.contains(*em));
@@ -571,9 +707,10 @@ proptest! {
                     let matching: Vec<&Em> = plain.values().map(|(em, _)| em).filter(|em| matches(em)).collect();
                     let mut dominants = BTreeMap::new();
                     let mut score = |em: &EmInstance| {
-                        let em = &plain[em].0;
+                        let (em, condition) = &plain[em];
                         let of_pool = dominants.entry(em.reserved.as_map());
-                        score(em, of_pool.or_insert_with(|| dominant(&matching, &em.reserved, &ask)), &ask)
+                        let dominant = of_pool.or_insert_with(|| dominant(&matching, &em.reserved, &ask));
+                        score(em, condition.busy, dominant, &ask)
                     };
                     for (found, possible) in found.iter().zip([possible, of_held]) {
                         prop_assert_eq!(found.is_some(), !possible.is_empty(), "{:?} of {:?}", found, possible);
@@ -582,7 +719,7 @@ proptest! {
                         prop_assert_eq!(found.as_ref().map(&mut score), best);
                     }
                     let closest = view.closest(&ask, &Policies::new());
-                    let known = plain.values().any(|(em, is_available)| *is_available && matches(em));
+                    let known = plain.values().any(|(em, condition)| condition.is_available && matches(em));
                     prop_assert_eq!(closest.is_some(), known);
                     prop_assert_eq!(view.matching(&ask, &Policies::new()), plain.values().filter(|(em, _)| matches(em)).count());
                     // The chosen share counts as granted until it is settled.
@@ -636,6 +773,22 @@ fn placement_label_pair_on_full_ems_remembers() {
     assert_flat(visits_at_two_sizes(&wants, full));
     let too_large = RequestSpec { resource: Resource::load(10, 101).unwrap(), ..both };
     assert_flat(visits_at_two_sizes(&too_large, full));
+}
+
+/// A selection visits few EMs, with any loads, and beside as many new EMs as others.
+#[test]
+fn placement_among_loads_and_new_ems_visits_few() {
+    let [few, many] = [100, 10_000].map(|size| {
+        let of = |n: usize| em(&format!("em{n}"), (1000, 1000), (n as i64 % 700, 0));
+        let mut view = view((0..size).map(of));
+        (0..size).for_each(|n| view.report(&of(n).instance, condition(true, (n % 11) as u8), NOW));
+        (size..2 * size).for_each(|n| view.update(of(n)));
+        selections(&mut view, &small(), 10);
+        let before = view.candidates.visits.get();
+        selections(&mut view, &small(), 100);
+        view.candidates.visits.get() - before
+    });
+    assert_flat((few, many));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! check the names that a call creates; the others accept every stored name. No function here reads or changes a limit.
 //! Callers: `rm_edge::limit`, `rm_edge::usage` and the RM client.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::v1 as proto;
 use rm_model::{
@@ -13,12 +13,12 @@ use rm_model::{
     },
     limit_mode::LimitMode,
     name::{FieldError, Name, check_at_most, check_new, check_new_label, check_text},
-    policy::{Policy, REQUIRED_MAX},
+    policy::{EM_NEW_AFTER, EM_NEW_AFTER_MAX, EM_NEW_AFTER_MIN, Policy, REQUIRED_MAX},
     resource::{Dimension, parse_size},
     scope::{Scope, ScopeHoldings, Tally},
 };
 
-use super::{answer::timestamp, enumeration::known};
+use super::{answer::timestamp, enumeration::known, request::duration};
 
 /// Maximum number of limits in one call.
 pub const LIMITS_MAX: usize = 10_000;
@@ -235,7 +235,19 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
     }
     let placement =
         known::<proto::Placement>(&format!("{field}.placement"), policy.placement)?.read().unwrap_or_default();
-    Ok((em_kind, Policy::new(checks).with(policy.required_labels.iter().cloned().collect(), placement)))
+    let required = policy.required_labels.iter().cloned().collect();
+    let em_new_after = em_new_after(&format!("{field}.em_new_after"), policy.em_new_after)?;
+    Ok((em_kind, Policy::new(checks).with(required, placement).with_em_new_after(em_new_after)))
+}
+
+/// Parses the age in `field` until which EMs are new.
+fn em_new_after(field: &str, age: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
+    let Some(age) = age else { return Ok(EM_NEW_AFTER) };
+    let age = duration(field, age)?;
+    if age.is_zero() || (EM_NEW_AFTER_MIN..=EM_NEW_AFTER_MAX).contains(&age) {
+        return Ok(age);
+    }
+    Err(FieldError::new(field, format!("is {age:?}; must be 0, or from 1 second to 1 day")))
 }
 
 /// Parses the policy in `field` that a call sets, and checks its names. Returns also its kind of EM.
@@ -259,6 +271,7 @@ pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
         checks,
         required_labels: policy.required_labels().iter().cloned().collect(),
         placement: proto::Placement::from(policy.placement()).into(),
+        em_new_after: prost_types::Duration::try_from(policy.em_new_after()).ok(),
     }
 }
 

@@ -7,6 +7,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
 use rm_engine::{observed_state::ObservedState, placement_changes::PlacementChanges};
@@ -30,13 +31,26 @@ pub struct StateCache {
     /// Changes that the next placement applies to `view`.
     changes: Arc<Mutex<PlacementChanges>>,
     view: Arc<Mutex<ClusterView>>,
+    /// Start of the times in `changes` and `view`.
+    began: Instant,
     metrics: Metrics,
 }
 
+/// Number of report intervals for which the load of a report counts.
+const LOAD_INTERVALS: u32 = 2;
+
 impl StateCache {
-    /// Creates an empty cache.
-    pub fn new(metrics: Metrics) -> Self {
-        Self { observed: Arc::default(), changes: Arc::default(), view: Arc::default(), metrics }
+    /// Creates an empty cache. EMs report once in `report_interval`.
+    pub fn new(report_interval: Duration, metrics: Metrics) -> Self {
+        let load_lifetime = report_interval.saturating_mul(LOAD_INTERVALS).try_into().unwrap_or(time::Duration::MAX);
+        let view = ClusterView::default().with_load_lifetime(load_lifetime);
+        let (observed, changes) = Default::default();
+        Self { observed, changes, view: Arc::new(Mutex::new(view)), began: Instant::now(), metrics }
+    }
+
+    /// Returns the time since the start of the cache.
+    fn time(&self) -> time::Duration {
+        self.began.elapsed().try_into().unwrap_or(time::Duration::MAX)
     }
 
     /// Stores the state after a commit.
@@ -80,7 +94,7 @@ impl StateCache {
 
     /// Stores the condition of an EM by its report.
     pub fn report(&self, report: &EmReport) {
-        lock(&self.changes).note_report(report);
+        lock(&self.changes).note_report(report, self.time());
     }
 
     /// Records whether the key of an EM is contended, so that changes of the EM wait. Repeated calls change nothing.
@@ -106,7 +120,9 @@ impl StateCache {
         // The view is locked before the changes are taken, so that no other placement reads it without them.
         let mut view = lock(&self.view);
         let changes = lock(&self.changes).take();
+        view.set_time(self.time());
         changes.apply(&mut view);
+        view.expire(limits.policies());
         choose(&mut view, limits.policies())
     }
 

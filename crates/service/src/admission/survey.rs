@@ -2,8 +2,8 @@
 //!
 //! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change.
 //! The sources are the history after the last line read, an index of unhealthy EMs, and the detection of silent EMs. A survey
-//! of all EMs runs every 30 s, and whenever there are more changes than EMs. The full survey covers missed changes and
-//! refreshes the load of EMs that report to other instances.
+//! of all EMs runs once in the report interval of EMs, at most every 30 s, and whenever there are more changes than EMs. The full
+//! survey covers missed changes and refreshes the load of EMs that report to other instances, before it is too old to count.
 //!
 //! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit. The
 //! floor therefore moves to a number only when all transactions with possibly smaller numbers have ended.
@@ -22,11 +22,12 @@ use rm_model::{em::EmInstance, placement::SurveyedEm};
 use rm_store::{Store, action_record, em_report, em_resource, history_tail, session::within_timeout};
 
 use super::StateCache;
+use crate::heartbeat::REPORTS_BEFORE_SILENT;
 
 /// Maximum number of EMs that one statement surveys.
 const SURVEY_PAGE: i64 = 1000;
 
-/// Interval between surveys of all EMs.
+/// Maximum interval between surveys of all EMs.
 const WHOLE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Maximum age of the last detection of silent EMs: three times its period.
@@ -113,7 +114,8 @@ pub(super) async fn survey(
     let mark = Mark::next(before.as_ref(), generation, last, writers);
     let few = |floor: &i64| last.saturating_sub(*floor) <= LINES_MIN.max(i64::try_from(known).unwrap_or(i64::MAX));
     let floor = before.filter(|before| before.generation == generation).and_then(|before| before.floor).filter(few);
-    let is_due = whole.is_none_or(|whole| whole + WHOLE_PERIOD <= began);
+    let period = WHOLE_PERIOD.min(silent_after / REPORTS_BEFORE_SILENT);
+    let is_due = whole.is_none_or(|whole| whole + period <= began);
     let mut survey = Survey { store, seen, silent_after, number, unavailable: HashSet::new() };
     match floor.zip(by_reports).filter(|_| !is_due) {
         Some((floor, mut ems)) => {

@@ -68,7 +68,14 @@ fn surveyed(row: TableRow<'_>) -> Result<SurveyedEm, StoreError> {
         Some(_) => status(row)?.into(),
         None => EmCondition::default(),
     };
-    Ok(SurveyedEm { instance: row.em()?, version: (row.get("registered")?, row.get("version")?), condition })
+    let age = |seconds: Option<f64>| time::Duration::saturating_seconds_f64(seconds.unwrap_or_default());
+    Ok(SurveyedEm {
+        instance: row.em()?,
+        version: (row.get("registered")?, row.get("version")?),
+        condition,
+        report_age: age(row.get("report_age")?),
+        registration_age: age(row.get("registration_age")?),
+    })
 }
 
 /// SQL columns of a [`SurveyedEm`]. An EM is silent after `$1` seconds.
@@ -76,6 +83,8 @@ macro_rules! surveyed {
     () => {
         "e.em_application_name, e.em_instance, e.epoch AS registered, e.version, r.epoch = e.epoch AS is_current,
             health, memory_used, memory_max, cpu_permille, report_time,
+            extract(epoch FROM clock_timestamp() - report_time)::float8 AS report_age,
+            extract(epoch FROM clock_timestamp() - register_time)::float8 AS registration_age,
             greatest(report_time, register_time) < clock_timestamp() - make_interval(secs => $1) AS silent"
     };
 }

@@ -1,0 +1,119 @@
+//! Spread placement by the age of EMs, and by the load that their reports state.
+
+use rm_model::report::Load;
+
+use super::*;
+
+/// Registers ten EMs, of which 60 % is in use, and then an EM without tickets.
+async fn register_new_beside_ten(rm: &Instance) {
+    register(rm, 10, 1000).await;
+    for n in 0..10 {
+        rm.client.request_resource(&request(&em(&format!("host{n}")), "alice", load(600, 600, 600))).await.granted();
+    }
+    rm.client.register(registration(em("new"), load(1000, 1000, 1000))).await.unwrap();
+}
+
+/// Makes requests on the instances in turn. Returns the number of grants on an EM.
+async fn grants_on(instances: &[&Instance], named: &str, requests: usize) -> usize {
+    let mut on = 0;
+    for n in 0..requests {
+        let rm = instances[n % instances.len()];
+        let grant = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+        on += usize::from(grant.em == em(named));
+    }
+    on
+}
+
+/// A new EM gets at most twice the mean of the others, until its registration is a minute old.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_grants_new_em_at_most_twice_the_mean() {
+    let (database, rm) = start().await;
+    register_new_beside_ten(&rm).await;
+    let on = grants_on(&[&rm], "new", 100).await;
+    assert!(on > 0 && on * 10 <= 2 * (100 - on), "{on} of 100 grants are on the new EM");
+    // An hour later, for an instance that reads the registration.
+    database
+        .execute("UPDATE linkis_em_resource_meta_data SET register_time = register_time - make_interval(hours => 1)")
+        .await;
+    let other = Instance::start(&database).await;
+    assert_eq!(grants_on(&[&other], "new", 20).await, 20, "the emptiest EM gets all");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 130);
+}
+
+/// Each instance counts its own grants: the sum has the same bound.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_on_three_instances_bounds_new_em() {
+    let (database, first, second) = two().await;
+    let third = Instance::start(&database).await;
+    register_new_beside_ten(&first).await;
+    let on = grants_on(&[&first, &second, &third], "new", 150).await;
+    assert!(on > 0 && on * 10 <= 2 * (150 - on), "{on} of 150 grants are on the new EM");
+    assert_eq!(assert_invariants(&database, &first.client).await, 160);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policy_decides_which_em_is_new() {
+    let (_database, rm) = start().await;
+    register_new_beside_ten(&rm).await;
+    let policy = Policy::default().with_em_new_after(Duration::ZERO);
+    rm.client.set_policy(&em("any").application_name, &policy).await.unwrap();
+    // The first grant reads the policy.
+    grants_on(&[&rm], "new", 1).await;
+    assert_eq!(grants_on(&[&rm], "new", 20).await, 20);
+    rm.client
+        .set_policy(&em("any").application_name, &policy.with_em_new_after(Duration::from_secs(600)))
+        .await
+        .unwrap();
+    // A registration is new again.
+    rm.client.register(registration(em("newer"), load(1000, 1000, 1000))).await.unwrap();
+    grants_on(&[&rm], "newer", 1).await;
+    let on = grants_on(&[&rm], "newer", 44).await;
+    assert!(on > 0 && on * 11 <= 2 * (45 - on), "{on} of 44 grants are on the newer EM");
+}
+
+/// Reports the load of a completely busy machine.
+async fn report_busy(rm: &Instance, named: &str) {
+    let busy = rm.client.em(&em(named)).await.unwrap();
+    let load = Some(Load::parse("load", 0, 100, 1000).unwrap());
+    rm.client.heartbeat(&EmReport { load, ..report(&busy, 1) }).await.unwrap();
+}
+
+/// An EM without tickets, whose machine is completely busy, beside three EMs that are half full.
+async fn register_busy_beside_three(rm: &Instance) {
+    register(rm, 4, 1000).await;
+    for named in ["host1", "host2", "host3"] {
+        rm.client.request_resource(&request(&em(named), "alice", load(500, 500, 500))).await.granted();
+    }
+    report_busy(rm, "host0").await;
+}
+
+/// The instance that received the report and the others avoid a busy EM while another one has capacity.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_avoids_em_with_busy_machine() {
+    let (database, first, second) = two().await;
+    register_busy_beside_three(&first).await;
+    assert_eq!(grants_on(&[&first, &second], "host0", 60).await, 0);
+    let large = anywhere("hadoop", load(600, 600, 600));
+    let grant = first.client.request_resource(&large).await.granted();
+    assert_eq!(grant.em, em("host0"), "no other EM has capacity");
+    first.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    // Without the load, an instance sees the share in use.
+    database.execute("UPDATE linkis_em_report SET report_time = report_time - make_interval(secs => 25)").await;
+    let third = Instance::start(&database).await;
+    assert!(grants_on(&[&third], "host0", 30).await > 0, "a report is too old after two intervals");
+    assert_invariants(&database, &first.client).await;
+}
+
+/// The load of the last report counts for two intervals on the instance that received it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_ignores_load_without_further_reports() {
+    let (silent_after, two_intervals) = (Duration::from_secs(15), Duration::from_secs(10));
+    let database = Database::fresh().await;
+    let rm = Instance::start_with(&database, settings().with_time("--em-silent-after", silent_after)).await;
+    register_busy_beside_three(&rm).await;
+    let began = Instant::now();
+    eventually("a grant on the EM", LONG, async || grants_on(&[&rm], "host0", 1).await > 0).await;
+    let after = began.elapsed();
+    assert!(after > two_intervals - Duration::from_secs(2) && after < silent_after, "{after:?} after the report");
+    assert_invariants(&database, &rm.client).await;
+}
