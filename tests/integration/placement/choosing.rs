@@ -103,17 +103,3 @@ async fn placement_avoids_em_with_busy_machine() {
     assert!(grants_on(&[&third], "host0", 30).await > 0, "a report is too old after two intervals");
     assert_invariants(&database, &first.client).await;
 }
-
-/// The load of the last report counts for two intervals on the instance that received it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn placement_ignores_load_without_further_reports() {
-    let (silent_after, two_intervals) = (Duration::from_secs(15), Duration::from_secs(10));
-    let database = Database::fresh().await;
-    let rm = Instance::start_with(&database, settings().with_time("--em-silent-after", silent_after)).await;
-    register_busy_beside_three(&rm).await;
-    let began = Instant::now();
-    eventually("a grant on the EM", LONG, async || grants_on(&[&rm], "host0", 1).await > 0).await;
-    let after = began.elapsed();
-    assert!(after > two_intervals - Duration::from_secs(2) && after < silent_after, "{after:?} after the report");
-    assert_invariants(&database, &rm.client).await;
-}

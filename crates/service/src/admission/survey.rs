@@ -213,6 +213,6 @@ mod tests {
         assert_eq!((third.floor, third.last), (Some(100), 300), "all lines up to 100 are seen");
         let fourth = Mark::next(Some(&third), 1, 400, writers(&[]));
         assert_eq!((fourth.floor, fourth.last), (Some(300), 400));
-        assert_eq!(Mark::next(Some(&fourth), 2, 7, writers(&[])).floor, None, "another host of the database");
+        assert_eq!(Mark::next(Some(&fourth), 2, 7, writers(&[])).floor, None, "another database server");
     }
 }
