@@ -38,6 +38,7 @@ const LIMITED_USERS: Shape =
     Shape { instances: 1, ems: 8, requests: 100, faults: Faults::None, users: 12, polls: true };
 const LIMITED_USERS_OF_SEVERAL_INSTANCES: Shape =
     Shape { instances: 2, ems: 4, requests: 120, users: 6, polls: false, ..LIMITED_USERS };
+const ORDERLY_FAULTS_OF_LIMITED_USERS: Shape = Shape { faults: Faults::Orderly, ..LIMITED_USERS_OF_SEVERAL_INSTANCES };
 const FAULTS_OF_LIMITED_USERS: Shape = Shape { faults: Faults::All, polls: true, ..LIMITED_USERS_OF_SEVERAL_INSTANCES };
 
 /// Time to shorten a failing run.
@@ -139,6 +140,7 @@ fn requests_of_limited_users_are_all_served() {
 #[test]
 fn requests_beside_orderly_faults_are_all_served() {
     run_all(ORDERLY_FAULTS, seeds(1), &mut Transitions::new());
+    run_all(ORDERLY_FAULTS_OF_LIMITED_USERS, seeds(1), &mut Transitions::new());
 }
 
 /// Requests beside faults leave no waiter forgotten. They go through all stages and results of the table in ARCHITECTURE.md, and no
