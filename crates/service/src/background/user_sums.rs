@@ -30,7 +30,7 @@ use super::{Step, Task, lease::LeaseFlag};
 
 /// Maximum number of tickets, of compared users, of history lines and of written users per step: a statement takes two to four
 /// milliseconds of PostgreSQL.
-const TICKETS: i64 = 1000;
+const TICKETS: i64 = 500;
 const COMPARED: i64 = 250;
 const LINES: i64 = 250;
 const WRITTEN: usize = 64;
