@@ -1,8 +1,9 @@
 //! Bounds of new EMs in a group: between two selections of a new EM are selections of half of the others.
 //!
 //! A new EM has more free capacity than the others, and would otherwise get all requests until it is as full as they are. With
-//! this bound, it gets at most twice the mean of the other available members. Each instance counts its own selections: a sum of
-//! bounds holds for the sum of the selections. A bounded member ranks below the others, and is selected if none of them fits.
+//! this bound, it gets at most twice the mean of the other available members, and one selection more. Each instance counts its
+//! own selections: a sum of bounds holds for the sum of the selections. A bounded member ranks below the others, and is selected
+//! if none of them fits.
 //! Caller: `group`.
 
 use std::collections::{BTreeSet, HashMap};
