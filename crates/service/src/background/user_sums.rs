@@ -33,7 +33,7 @@ use super::{Step, Task, lease::LeaseFlag};
 const TICKETS: i64 = 500;
 const COMPARED: i64 = 250;
 const LINES: i64 = 250;
-const WRITTEN: usize = 64;
+const WRITTEN: usize = 32;
 
 /// Phase of a run.
 #[derive(Debug)]
