@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{error::Error, single_flight::SingleFlight, tasks::InstanceTasks};
+use crate::{error::Error, heartbeat::LivenessTimeouts, single_flight::SingleFlight, tasks::InstanceTasks};
 use rm_model::{
     assessment::{DryRunResult, Verdict},
     cap::Cap,
@@ -56,7 +56,7 @@ pub struct Admission {
     queue: mpsc::Sender<CheckTask>,
     seen: StateCache,
     store: Store,
-    silent_after: Duration,
+    liveness: LivenessTimeouts,
     surveyed: SingleFlight,
     surveys: Surveys,
     /// Whether a limit change is in progress, for which all checks wait.
@@ -83,7 +83,7 @@ impl Admission {
     }
 
     fn surveying(&self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        survey(self.store.clone(), self.seen.clone(), self.silent_after, self.surveys.clone())
+        survey(self.store.clone(), self.seen.clone(), self.liveness, self.surveys.clone())
     }
 
     /// Returns the state of the surveys, in which the detection of lost EMs records the silent EMs.
@@ -141,14 +141,14 @@ impl Admission {
         }
     }
 
-    /// Starts the task that runs the checks. The task ends when all clones of the handle are dropped. EMs without a report for
-    /// `silent_after` are silent.
-    pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &InstanceTasks) -> Self {
+    /// Starts the task that runs the checks. The task ends when all clones of the handle are dropped. `liveness` states when an EM
+    /// without reports is silent.
+    pub fn start(store: &Store, seen: StateCache, liveness: LivenessTimeouts, tasks: &InstanceTasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
         tasks.spawn(check::run(inbox, seen.clone(), store.session(), fenced.clone()));
         let (surveyed, surveys) = (SingleFlight::new(tasks), Surveys::default());
-        Self { queue, seen, store: store.clone(), silent_after, surveyed, surveys, fenced }
+        Self { queue, seen, store: store.clone(), liveness, surveyed, surveys, fenced }
     }
 
     /// Whether the request must be checked before it goes to the committer.

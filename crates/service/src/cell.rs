@@ -132,7 +132,7 @@ impl CellServices {
             line: line.clone(),
         };
         let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks)?;
-        let admission = Admission::start(store, seen.clone(), liveness.silent_after, tasks);
+        let admission = Admission::start(store, seen.clone(), liveness, tasks);
         let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
         let turned_down = expiry::RejectedTimers::default();
         tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));

@@ -52,7 +52,7 @@ const LOST_AT_ONCE: usize = 256;
 const LOST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of report intervals until an EM without reports is silent.
-pub(crate) const REPORTS_BEFORE_SILENT: u32 = 3;
+const REPORTS_BEFORE_SILENT: u32 = 3;
 
 /// Timeouts after missing reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -186,7 +186,14 @@ impl LocalWaitQueue {
     /// Renews the instance's row, unless it was renewed within [`POLL_INTERVAL`]. Queue entries of an instance without renewals
     /// are void.
     async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
-        let say = || renew_instance(self.signs.clone(), self.instance_id, self.is_idle.clone());
+        let say = || {
+            let (signs, instance_id, is_idle) = (self.signs.clone(), self.instance_id, self.is_idle.clone());
+            async move {
+                renew_instance(signs, instance_id, is_idle.load(Ordering::Relaxed)).await?;
+                is_idle.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+        };
         self.alive.run_recent(POLL_INTERVAL, deadline, say).await
     }
 
@@ -231,17 +238,13 @@ fn freed_capacity(keys: &FreedKeys) -> FreedCapacity {
 async fn renew_instance(
     signs: Arc<tokio::sync::Mutex<Session>>,
     instance_id: Uuid,
-    is_idle: Arc<AtomicBool>,
+    was_idle: bool,
 ) -> Result<(), Error> {
     let mut session = signs.lock().await;
-    let was_idle = is_idle.load(Ordering::Relaxed);
     if session.is_open() {
         let said = async { waiting::keep_alive(session.get().await?, instance_id, was_idle).await };
         match answered_within(IDLE_TIMEOUT, said).await {
-            Ok(()) => {
-                is_idle.store(false, Ordering::Relaxed);
-                return Ok(());
-            }
+            Ok(()) => return Ok(()),
             Err(_) => session.reset(),
         }
     }
@@ -249,9 +252,8 @@ async fn renew_instance(
         Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id, was_idle)).await,
         Err(error) => Err(error),
     };
-    match said {
-        Ok(()) => is_idle.store(false, Ordering::Relaxed),
-        Err(_) => session.reset(),
+    if said.is_err() {
+        session.reset();
     }
     Ok(said?)
 }

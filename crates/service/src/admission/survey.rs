@@ -17,12 +17,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{error::Error, lock::lock};
+use crate::{error::Error, heartbeat::LivenessTimeouts, lock::lock};
 use rm_model::{em::EmInstance, placement::SurveyedEm};
 use rm_store::{Store, action_record, em_report, em_resource, history_tail, session::within_timeout};
 
 use super::StateCache;
-use crate::heartbeat::REPORTS_BEFORE_SILENT;
 
 /// Maximum number of EMs that one statement surveys.
 const SURVEY_PAGE: i64 = 1000;
@@ -91,7 +90,7 @@ impl Mark {
 pub(super) async fn survey(
     store: Store,
     seen: StateCache,
-    silent_after: Duration,
+    liveness: LivenessTimeouts,
     surveys: Surveys,
 ) -> Result<(), Error> {
     let began = Instant::now();
@@ -114,9 +113,9 @@ pub(super) async fn survey(
     let mark = Mark::next(before.as_ref(), generation, last, writers);
     let few = |floor: &i64| last.saturating_sub(*floor) <= LINES_MIN.max(i64::try_from(known).unwrap_or(i64::MAX));
     let floor = before.filter(|before| before.generation == generation).and_then(|before| before.floor).filter(few);
-    let period = WHOLE_PERIOD.min(silent_after / REPORTS_BEFORE_SILENT);
+    let period = WHOLE_PERIOD.min(liveness.report_interval());
     let is_due = whole.is_none_or(|whole| whole + period <= began);
-    let mut survey = Survey { store, seen, silent_after, number, unavailable: HashSet::new() };
+    let mut survey = Survey { store, seen, silent_after: liveness.silent_after, number, unavailable: HashSet::new() };
     match floor.zip(by_reports).filter(|_| !is_due) {
         Some((floor, mut ems)) => {
             ems.extend(within_timeout(action_record::ems_behind(&survey.store.pool().await?, floor)).await?);
