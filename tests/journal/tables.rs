@@ -36,7 +36,6 @@ const TABLES: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("linkis_user_resource_meta_data", "ticket_id", &["id", "em_epoch"]),
-    ("linkis_request_id", "create_time, request_id", &[]),
     ("linkis_user_request_id", "create_time, request_id", &[]),
     // `before` and `after` are JSON for display, with times and versions.
     ("linkis_resource_action_record", "id", &["id", "address", "before", "after"]),
@@ -46,7 +45,8 @@ const TABLES: &[(&str, &str, &[&str])] = &[
     ("linkis_label_set", "label_set_id", &["label_set_id"]),
     // The EM of the last decision of a request for any EM changes with each poll; the position is a time.
     ("linkis_resource_waiting", "position", &["instance_id", "position", "em_application_name", "em_instance"]),
-    ("linkis_resource_waiting_spot", "position, spot", &["instance_id", "position"]),
+    ("linkis_resource_waiting_entry", "position, wait_key", &["instance_id", "position"]),
+    ("linkis_resource_hold", "scope, \"user\", em_application_name, em_instance", &[]),
     ("linkis_em_report", "em_application_name, em_instance", &["epoch", "any_missed"]),
     ("linkis_em_drain", "em_application_name, em_instance", &[]),
     ("linkis_resource_limit", "pattern_hash", &["etag"]),
