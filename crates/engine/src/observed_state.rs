@@ -24,6 +24,7 @@ use rm_model::{
     operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
+    wait_queue::QueuePosition,
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -88,12 +89,12 @@ impl CheckState {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let position = request.position();
-        if position.is_some_and(|position| !self.line.line.has(position)) {
-            return Err(Rejection::PlaceLost);
-        }
+        let position = match request.queued_ticket() {
+            Some(ticket_id) => Some(self.line.line.position_of(ticket_id).ok_or(Rejection::PlaceLost)?),
+            None => None,
+        };
         assessment::check_em(em, &self.limits, &request.ask)?;
-        let assessed = self.assess(em, request)?;
+        let assessed = self.assess(em, request, position)?;
         Ok(match self.holds.or_block(assessed, request) {
             Ok(()) => Verdict::Fits,
             Err(mut short) => {
@@ -106,12 +107,19 @@ impl CheckState {
     }
 
     /// Assesses a request on its EM, in its scopes and in its external queue.
-    fn assess(&self, em: &Em, request: &PlacedRequest) -> Result<Result<(), Box<BlockedRequest>>, Rejection> {
+    fn assess(
+        &self,
+        em: &Em,
+        request: &PlacedRequest,
+        position: Option<QueuePosition>,
+    ) -> Result<Result<(), Box<BlockedRequest>>, Rejection> {
         let scopes = request.scopes(&self.limits);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
-        let assessed = assess(em, &scopes, usage, &self.line.line, request.position(), &request.ask)?;
+        let assessed = assess(em, &scopes, usage, &self.line.line, position, &request.ask)?;
         Ok(match self.now {
-            Some(now) => self.clusters.judge(assessed, request, &self.limits, &self.line.line, now).map(|_| ()),
+            Some(now) => {
+                self.clusters.judge(assessed, request, position, &self.limits, &self.line.line, now).map(|_| ())
+            }
             None => assessed.map(|_| ()),
         })
     }

@@ -1,4 +1,4 @@
-//! Index of the waiters of this instance, by position and by wait key.
+//! Index of the waiters of this instance, by ticket id, by wait key and by position.
 //!
 //! A freed event names a wait key and about how many requests now fit. The index wakes that many parked waiters, from the head
 //! of the queue; at an EM, also waiters that accept any EM. An awake waiter gets a new wake reason and checks again before it
@@ -14,6 +14,8 @@ use std::{
     mem,
     ops::Bound,
 };
+
+use uuid::Uuid;
 
 use rm_model::{
     visits::visit,
@@ -226,11 +228,12 @@ impl Waiters {
 pub struct WaiterIndex<H> {
     /// Number of waiting requests, including those without a position.
     pub callers: usize,
-    waiters: BTreeMap<QueuePosition, Waiter<H>>,
+    /// Waiters by the ticket that a grant creates. The sets have them by position.
+    waiters: BTreeMap<Uuid, Waiter<H>>,
     at: BTreeMap<WaitKeyHash, Waiters>,
     anywhere: Waiters,
     /// The last waiter that was polled in rotation.
-    turn: Option<QueuePosition>,
+    turn: Option<Uuid>,
     /// The last wait key whose first waiter was polled.
     polled: Option<WaitKeyHash>,
     news: VecDeque<FreedEvent>,
@@ -258,6 +261,7 @@ impl<H> Default for WaiterIndex<H> {
 
 #[derive(Debug)]
 struct Waiter<H> {
+    position: QueuePosition,
     sleeper: WaiterProfile<H>,
     keys: Vec<WaitKeyHash>,
     state: WaiterState,
@@ -300,7 +304,7 @@ enum WaiterState {
 }
 
 impl<H: Clone> WaiterIndex<H> {
-    /// Adds a waiter, or changes its wait keys, after a decision that began at the freed event `since`.
+    /// Adds a waiter, or changes its position or wait keys, after a decision that began at the freed event `since`.
     ///
     /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks.
     pub fn insert(
@@ -312,7 +316,15 @@ impl<H: Clone> WaiterIndex<H> {
     ) {
         let any_em = sleeper.any_em;
         let keys: Vec<WaitKeyHash> = keys.into_iter().collect();
-        let before = self.waiters.remove(&position);
+        let before = self.waiters.remove(&position.ticket_id());
+        if let Some(moved) = before.as_ref().filter(|before| before.position != position) {
+            // Below, the waiter is in all of these sets again.
+            for key in moved.all_keys() {
+                if let Some(waiters) = self.waiters_at(key) {
+                    waiters.remove(moved.position);
+                }
+            }
+        }
         let is_kept = |key: &Option<WaitKeyHash>| key.map_or(any_em, |key| keys.contains(&key));
         let leaving = before.iter().flat_map(Waiter::all_keys).filter(|key| !is_kept(key)).collect();
         let again = match &before {
@@ -324,7 +336,8 @@ impl<H: Clone> WaiterIndex<H> {
         for key in &keys {
             self.at.entry(*key).or_default();
         }
-        self.waiters.insert(position, Waiter { sleeper, keys, state: WaiterState::Asleep, tries: false, leaving });
+        let waiter = Waiter { position, sleeper, keys, state: WaiterState::Asleep, tries: false, leaving };
+        self.waiters.insert(position.ticket_id(), waiter);
         self.set_state(position, WaiterState::Awake(again));
     }
 
@@ -353,15 +366,15 @@ impl<H: Clone> WaiterIndex<H> {
     }
 
     /// Removes a waiter.
-    pub fn remove(&mut self, position: QueuePosition) {
-        if let Some(waiter) = self.take(position) {
+    pub fn remove(&mut self, ticket_id: Uuid) {
+        if let Some(waiter) = self.take(ticket_id) {
             self.settle(&waiter);
         }
     }
 
-    fn take(&mut self, position: QueuePosition) -> Option<Waiter<H>> {
-        let waiter = self.waiters.remove(&position)?;
-        waiter.all_keys().into_iter().for_each(|key| self.leave(key, position));
+    fn take(&mut self, ticket_id: Uuid) -> Option<Waiter<H>> {
+        let waiter = self.waiters.remove(&ticket_id)?;
+        waiter.all_keys().into_iter().for_each(|key| self.leave(key, waiter.position));
         Some(waiter)
     }
 
@@ -385,7 +398,7 @@ impl<H: Clone> WaiterIndex<H> {
     }
 
     fn set_state(&mut self, position: QueuePosition, state: WaiterState) {
-        let Some(waiter) = self.waiters.get_mut(&position) else { return };
+        let Some(waiter) = self.waiters.get_mut(&position.ticket_id()) else { return };
         waiter.state = state;
         for key in waiter.all_keys() {
             if let Some(waiters) = self.waiters_at(key) {
@@ -400,9 +413,10 @@ impl<H: Clone> WaiterIndex<H> {
     }
 
     /// Parks a waiter. Returns an untaken wake reason instead, if there is one.
-    pub fn rest(&mut self, position: QueuePosition) -> Option<WakeReason> {
-        let waiter = self.waiters.get_mut(&position)?;
+    pub fn rest(&mut self, ticket_id: Uuid) -> Option<WakeReason> {
+        let waiter = self.waiters.get_mut(&ticket_id)?;
         waiter.tries = false;
+        let position = waiter.position;
         let reason = match waiter.state {
             WaiterState::Awake(None) => self.forward_unpassed(position),
             WaiterState::Awake(reason) => reason,
@@ -410,7 +424,7 @@ impl<H: Clone> WaiterIndex<H> {
         };
         self.set_state(position, reason.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
         let left =
-            self.waiters.get_mut(&position).filter(|_| reason.is_none()).map(|waiter| mem::take(&mut waiter.leaving));
+            self.waiters.get_mut(&ticket_id).filter(|_| reason.is_none()).map(|waiter| mem::take(&mut waiter.leaving));
         left.into_iter().flatten().for_each(|key| self.leave(key, position));
         reason
     }
@@ -418,7 +432,7 @@ impl<H: Clone> WaiterIndex<H> {
     /// Forwards the wake-ups at the keys where a waiter is the last awake one. Returns the reason if they reach the waiter itself.
     fn forward_unpassed(&mut self, position: QueuePosition) -> Option<WakeReason> {
         let mut own: Option<WakeReason> = None;
-        let keys = self.waiters.get(&position).map(Waiter::all_keys).unwrap_or_default();
+        let keys = self.waiter(position).map(Waiter::all_keys).unwrap_or_default();
         for key in keys {
             let Some(forwarded) = self.waiters_at(key).and_then(Waiters::take_unpassed) else { continue };
             let may_serve = |_, other: &Waiter<H>| {
@@ -439,21 +453,22 @@ impl<H: Clone> WaiterIndex<H> {
     }
 
     /// Records that a waiter was submitted to the committer.
-    pub fn tries(&mut self, position: QueuePosition) {
-        if let Some(waiter) = self.waiters.get_mut(&position) {
+    pub fn tries(&mut self, ticket_id: Uuid) {
+        if let Some(waiter) = self.waiters.get_mut(&ticket_id) {
             waiter.tries = true;
         }
     }
 
     /// Takes the wake reason of a woken waiter.
-    pub fn woken_by(&mut self, position: QueuePosition) -> WakeReason {
-        let Some(WaiterState::Awake(Some(reason))) = self.state(position) else { return WakeReason::NEWS };
+    pub fn woken_by(&mut self, ticket_id: Uuid) -> WakeReason {
+        let waiter = self.waiters.get(&ticket_id).map(|waiter| (waiter.position, waiter.state));
+        let Some((position, WaiterState::Awake(Some(reason)))) = waiter else { return WakeReason::NEWS };
         self.set_state(position, WaiterState::Awake(None));
         reason
     }
 
     fn wake(&mut self, position: QueuePosition, wake: WakeReason) {
-        let Some(waiter) = self.waiters.get(&position) else { return };
+        let Some(waiter) = self.waiter(position) else { return };
         let reason = match waiter.state {
             WaiterState::Asleep => {
                 self.woken.push(waiter.sleeper.wake.clone());
@@ -464,8 +479,8 @@ impl<H: Clone> WaiterIndex<H> {
         self.set_state(position, WaiterState::Awake(Some(reason)));
     }
 
-    fn state(&self, position: QueuePosition) -> Option<WaiterState> {
-        self.waiters.get(&position).map(|waiter| waiter.state)
+    fn waiter(&self, position: QueuePosition) -> Option<&Waiter<H>> {
+        self.waiters.get(&position.ticket_id())
     }
 
     fn publish(&mut self, queue: WaiterSet, up_to: Option<QueuePosition>, has_local: bool) {
@@ -504,7 +519,7 @@ impl<H: Clone> WaiterIndex<H> {
         while counted < count
             && let Some(position) = next(woken.last().copied())
         {
-            if checking < count && self.waiters.get(&position).is_some_and(Waiter::<H>::is_checking) {
+            if checking < count && self.waiter(position).is_some_and(Waiter::is_checking) {
                 checking += 1;
             } else {
                 counted += 1;
@@ -518,7 +533,7 @@ impl<H: Clone> WaiterIndex<H> {
         woken.extend(local);
         self.publish(queue, woken.iter().max().copied().filter(|_| is_enough), has_local);
         for position in &woken {
-            if let Some(wake) = self.waiters.get(position).map(&wake) {
+            if let Some(wake) = self.waiter(*position).map(&wake) {
                 self.wake(*position, wake);
             }
         }
@@ -547,12 +562,12 @@ impl<H: Clone> WaiterIndex<H> {
     pub fn committed(
         &mut self,
         mut freed: FreedCapacity,
-        granted: impl IntoIterator<Item = (QueuePosition, WaitKeyHash)>,
+        granted: impl IntoIterator<Item = (Uuid, WaitKeyHash)>,
         others_wait: bool,
     ) {
         let mut left = Vec::new();
-        for (position, em) in granted {
-            let Some(waiter) = self.take(position) else { continue };
+        for (ticket_id, em) in granted {
+            let Some(waiter) = self.take(ticket_id) else { continue };
             let is_home = waiter.keys.contains(&em);
             for key in &waiter.keys {
                 self.granted_at(*key, *key == em, &mut freed);
@@ -560,12 +575,12 @@ impl<H: Clone> WaiterIndex<H> {
             if !is_home {
                 self.granted_at(em, true, &mut FreedCapacity::default());
             }
-            left.push((position, waiter));
+            left.push(waiter);
         }
         // All granted waiters have left, so that none of them is the next one.
         let mut last = BTreeSet::new();
-        for (position, waiter) in &left {
-            last.extend(self.hand_on(*position, waiter, &freed));
+        for waiter in &left {
+            last.extend(self.hand_on(waiter, &freed));
         }
         // A request that enters now comes behind all of them, and no waiter would wake it.
         last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None, false));
@@ -574,7 +589,7 @@ impl<H: Clone> WaiterIndex<H> {
             &freed,
             |waiter| if waiter.tries && !others_wait { WakeReason::SEEN } else { WakeReason::NEWS },
         );
-        left.iter().for_each(|(_, waiter)| self.settle(waiter));
+        left.iter().for_each(|waiter| self.settle(waiter));
     }
 
     /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
@@ -595,12 +610,8 @@ impl<H: Clone> WaiterIndex<H> {
     /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Where the batch freed
     /// capacity, also wakes the first waiter ahead, which may fit in what is left. Returns the keys without a next waiter; `None`
     /// means the waiters that accept any EM.
-    fn hand_on(
-        &mut self,
-        position: QueuePosition,
-        granted: &Waiter<H>,
-        freed: &FreedCapacity,
-    ) -> Vec<Option<WaitKeyHash>> {
+    fn hand_on(&mut self, granted: &Waiter<H>, freed: &FreedCapacity) -> Vec<Option<WaitKeyHash>> {
+        let position = granted.position;
         let reason = match granted.state {
             WaiterState::Awake(reason) => reason.map(WakeReason::handed_on),
             WaiterState::Asleep => None,
@@ -669,8 +680,8 @@ impl<H: Clone> WaiterIndex<H> {
         }
         let others = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
         let others = self.waiters.range((others, Bound::Unbounded)).inspect(|_| visit()).take(TURN_MAX);
-        let turn: Vec<_> = others.map(|(position, waiter)| (*position, waiter.state)).collect();
-        self.turn = turn.last().map(|(position, _)| *position).filter(|_| turn.len() == TURN_MAX);
+        let turn: Vec<_> = others.map(|(_, waiter)| (waiter.position, waiter.state)).collect();
+        self.turn = turn.last().map(|(position, _)| position.ticket_id()).filter(|_| turn.len() == TURN_MAX);
         for (position, _) in turn.into_iter().filter(|(_, state)| *state == WaiterState::Asleep) {
             self.wake(position, WakeReason::TURN);
         }
@@ -693,8 +704,9 @@ impl<H: Clone> WaiterIndex<H> {
     /// less.
     ///
     /// A waiter that must check again keeps the reason and forwards it only afterwards.
-    pub fn pass_on(&mut self, position: QueuePosition, wake: WakeReason) {
-        let Some(waiter) = self.waiters.get(&position) else { return };
+    pub fn pass_on(&mut self, ticket_id: Uuid, wake: WakeReason) {
+        let Some(waiter) = self.waiters.get(&ticket_id) else { return };
+        let position = waiter.position;
         let (passed, leaving) = (wake.passed(waiter.sleeper.needs), waiter.leaving.clone());
         if let WaiterState::Awake(Some(reason)) = waiter.state {
             let passed = passed.or(leaving.first().map(|_| wake.unused()));
@@ -732,7 +744,7 @@ impl<H: Clone> WaiterIndex<H> {
         let waiters = key.map_or(Some(&self.anywhere), |key| self.at.get(&key))?;
         let behind = waiters.idle.range((Bound::Excluded(position), Bound::Unbounded));
         let mut near = behind.take(NEAR_MAX).inspect(|_| visit());
-        near.find(|other| self.waiters.get(other).is_some_and(|waiter| concerns(**other, waiter))).copied()
+        near.find(|other| self.waiter(**other).is_some_and(|waiter| concerns(**other, waiter))).copied()
     }
 }
 

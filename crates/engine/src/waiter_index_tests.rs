@@ -6,8 +6,12 @@ use uuid::Uuid;
 use super::*;
 use rm_model::{resource::Resource, visits};
 
+fn id(number: u128) -> Uuid {
+    Uuid::from_u128(number)
+}
+
 fn position(number: u128) -> QueuePosition {
-    QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
+    QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, id(number))
 }
 
 const A: WaitKeyHash = WaitKeyHash(1 << 32);
@@ -24,7 +28,7 @@ fn freed(em: WaitKeyHash, requests: u32) -> FreedCapacity {
 
 fn awake(index: &WaiterIndex<()>) -> Vec<u128> {
     let awake = index.waiters.iter().filter(|(_, waiter)| waiter.state != WaiterState::Asleep);
-    awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
+    awake.map(|(ticket_id, _)| ticket_id.as_u128()).collect()
 }
 
 /// Each tenth waiter needs memory, the others need cores.
@@ -39,7 +43,7 @@ fn line(count: u128) -> WaiterIndex<()> {
     for number in 0..count {
         let at = if number == 0 { B } else { A };
         index.insert(position(number), sleeper(number), [at], 0);
-        assert_eq!(index.rest(position(number)), None);
+        assert_eq!(index.rest(id(number)), None);
     }
     index
 }
@@ -49,7 +53,7 @@ fn waiters_wake_by_capacity_and_each_grant_wakes_one() {
     let mut index = line(100);
     index.wake_at(&freed(A, 3));
     assert_eq!(awake(&index), [1, 2, 3]);
-    index.woken_by(position(1));
+    index.woken_by(id(1));
     commit(&mut index, FreedCapacity::default(), &[(1, A)]);
     assert_eq!(awake(&index), [2, 3, 4]);
     index.wake_at(&freed(A, MUCH));
@@ -61,11 +65,11 @@ fn waiters_wake_by_capacity_and_each_grant_wakes_one() {
 fn awake_waiter_with_news_checks_again_before_sleep() {
     let mut index = line(10);
     index.wake_at(&freed(A, 1));
-    assert_eq!(index.woken_by(position(1)), WakeReason::NEWS);
+    assert_eq!(index.woken_by(id(1)), WakeReason::NEWS);
     index.wake_at(&freed(A, 1));
     assert_eq!(awake(&index), [1, 2], "the awake waiter and the next one");
-    assert_eq!(index.rest(position(1)), Some(WakeReason::NEWS), "the last check may be older than the release");
-    assert_eq!(index.rest(position(1)), None);
+    assert_eq!(index.rest(id(1)), Some(WakeReason::NEWS), "the last check may be older than the release");
+    assert_eq!(index.rest(id(1)), None);
     assert_eq!(awake(&index), [2]);
 }
 
@@ -75,7 +79,7 @@ fn end_of_hold_wakes_waiters_for_any_em() {
     for number in 3..50 {
         let sleeper = WaiterProfile { any_em: true, ..sleeper(number) };
         index.insert(position(number), sleeper, [A], 0);
-        assert_eq!(index.rest(position(number)), None);
+        assert_eq!(index.rest(id(number)), None);
     }
     index.wake_anywhere();
     assert_eq!(awake(&index), (3..3 + 16).collect::<Vec<_>>());
@@ -88,29 +92,29 @@ fn expected_release_wakes_first_sleeping_waiter() {
     index.room_comes(key);
     assert_eq!(awake(&index), [1, 2]);
     for number in [1, 2] {
-        let wake = index.woken_by(position(number));
+        let wake = index.woken_by(id(number));
         assert!(wake.is_coming && !wake.is_news, "{wake:?}");
-        index.tries(position(number));
+        index.tries(id(number));
     }
     // Both requests used the freed capacity. Only the next waiters check for more.
     commit(&mut index, freed(A, 2), &[(1, A), (2, A)]);
     assert_eq!(awake(&index), [3, 4]);
-    assert!([3, 4].map(|number| index.woken_by(position(number))).iter().all(|wake| !wake.is_news));
+    assert!([3, 4].map(|number| index.woken_by(id(number))).iter().all(|wake| !wake.is_news));
 }
 
 #[test]
 fn unsuccessful_try_after_release_wakes_only_its_waiter() {
     let mut index = line(10);
     index.room_comes(A);
-    index.woken_by(position(1));
-    index.tries(position(1));
+    index.woken_by(id(1));
+    index.tries(id(1));
     index.committed(freed(A, 1), std::iter::empty(), false);
     assert_eq!(awake(&index), [1], "the try was before the release or after it");
-    assert_eq!(index.rest(position(1)), Some(WakeReason::SEEN));
-    assert_eq!(index.rest(position(1)), None);
-    index.tries(position(1));
+    assert_eq!(index.rest(id(1)), Some(WakeReason::SEEN));
+    assert_eq!(index.rest(id(1)), None);
+    index.tries(id(1));
     index.committed(freed(A, 1), std::iter::empty(), true);
-    assert_eq!(index.rest(position(1)), Some(WakeReason::NEWS), "earlier entries of other EMs were not checked here");
+    assert_eq!(index.rest(id(1)), Some(WakeReason::NEWS), "earlier entries of other EMs were not checked here");
 }
 
 #[test]
@@ -119,11 +123,11 @@ fn waiter_without_capacity_passes_news_to_few_later_waiters() {
     index.wake_at(&freed(A, 1));
     let mut looked = vec![];
     while let Some(&number) = awake(&index).first() {
-        let wake = index.woken_by(position(number));
+        let wake = index.woken_by(id(number));
         assert_eq!(wake.is_news, looked.is_empty(), "one check is enough for all waiters");
         looked.push(number);
-        index.pass_on(position(number), wake);
-        assert_eq!(index.rest(position(number)), None);
+        index.pass_on(id(number), wake);
+        assert_eq!(index.rest(id(number)), None);
     }
     assert_eq!(looked, [1, 10], "one later waiter with other needs; all others would find less");
 }
@@ -134,7 +138,7 @@ fn waiter_at_insert_misses_no_news() {
     let since = index.news_count();
     let late = |index: &mut WaiterIndex<()>, number| {
         index.insert(position(number), WaiterProfile::default(), [A], since);
-        index.rest(position(number))
+        index.rest(id(number))
     };
     index.wake_at(&freed(B, MUCH));
     assert_eq!(late(&mut index, 100), None, "another EM has more capacity");
@@ -153,14 +157,14 @@ fn waiter_is_woken_for_key_checked_before_insert() {
     index.wake_at(&freed(B, 1));
     // The event during the check is not missed.
     index.insert(position(1), sleeper(1), keys, since);
-    assert!(index.rest(position(1)).is_some() && index.rest(position(1)).is_none());
+    assert!(index.rest(id(1)).is_some() && index.rest(id(1)).is_none());
     index.wake_at(&freed(B, 1));
     assert_eq!(awake(&index), [1]);
 }
 
 /// Commits a batch that grants requests at EMs.
 fn commit(index: &mut WaiterIndex<()>, freed: FreedCapacity, granted: &[(u128, WaitKeyHash)]) {
-    index.committed(freed, granted.iter().map(|(number, em)| (position(*number), *em)), false);
+    index.committed(freed, granted.iter().map(|(number, em)| (id(*number), *em)), false);
 }
 
 #[test]
@@ -169,11 +173,11 @@ fn waiter_index_with_many_awake_finds_next_sleeper_directly() {
         let mut index = line(count + 50);
         let news = freed(A, u32::try_from(count).unwrap());
         index.wake_at(&news);
-        index.woken_by(position(1));
+        index.woken_by(id(1));
         let visits = visits::count(|| commit(&mut index, FreedCapacity::default(), &[(1, A)]));
         assert_eq!(
-            index.state(position(count + 1)),
-            Some(WaiterState::Awake(Some(WakeReason::GRANT))),
+            index.waiters[&id(count + 1)].state,
+            WaiterState::Awake(Some(WakeReason::GRANT)),
             "the next sleeper"
         );
         visits
@@ -190,7 +194,7 @@ fn waiter_index_without_capacity_left_publishes_nothing() {
     commit(&mut index, freed(A, 1), &[(1, A)]);
     assert_eq!(awake(&index), [2], "the next after a grant");
     index.insert(position(100), sleeper(1), [A], since);
-    assert_eq!(index.rest(position(100)), None, "an earlier waiter checks for it");
+    assert_eq!(index.rest(id(100)), None, "an earlier waiter checks for it");
 }
 
 #[test]
@@ -233,14 +237,14 @@ impl Model {
         for (number, (home, any_em, accepted)) in (0..).zip(waiters) {
             let sleeper = WaiterProfile { any_em, ..sleeper(1) };
             model.index.insert(position(number), sleeper, [em(home as u64)], 0);
-            assert_eq!(model.index.rest(position(number)), None);
+            assert_eq!(model.index.rest(id(number)), None);
             model.waiters.insert(number, (Step::Parked, home, any_em, accepted));
         }
         model
     }
 
     fn park(&mut self, number: u128) {
-        let step = self.index.rest(position(number)).map_or(Step::Parked, Step::Checking);
+        let step = self.index.rest(id(number)).map_or(Step::Parked, Step::Checking);
         if let Some(waiter) = self.waiters.get_mut(&number) {
             waiter.0 = step;
         }
@@ -286,7 +290,7 @@ impl Model {
         commit(&mut self.index, freed, &granted);
         for (number, wake) in refused {
             self.checks += 1;
-            self.index.pass_on(position(number), wake);
+            self.index.pass_on(id(number), wake);
             self.park(number);
         }
         let mut seen = self.free.clone();
@@ -301,15 +305,15 @@ impl Model {
                     if let Some(at) = best {
                         // The reservation at the home EM is counted already.
                         seen[at] -= u32::from(at != home);
-                        self.index.tries(position(number));
+                        self.index.tries(id(number));
                         self.waiters.get_mut(&number).unwrap().0 = Step::Submitted(wake, at);
                     } else {
-                        self.index.pass_on(position(number), wake);
+                        self.index.pass_on(id(number), wake);
                         self.park(number);
                     }
                 }
-                Step::Parked if self.index.state(position(number)) != Some(WaiterState::Asleep) => {
-                    let wake = self.index.woken_by(position(number));
+                Step::Parked if self.index.waiters[&id(number)].state != WaiterState::Asleep => {
+                    let wake = self.index.woken_by(id(number));
                     self.waiters.get_mut(&number).unwrap().0 = Step::Checking(wake);
                 }
                 _ => {}
@@ -325,7 +329,7 @@ impl Model {
 
     fn advance_until_parked(&mut self) {
         while self.waiters.values().any(|waiter| !matches!(waiter.0, Step::Parked))
-            || self.numbers().iter().any(|number| self.index.state(position(*number)) != Some(WaiterState::Asleep))
+            || self.numbers().iter().any(|number| self.index.waiters[&id(*number)].state != WaiterState::Asleep)
         {
             self.advance(&[]);
         }
@@ -391,7 +395,7 @@ fn waiter_index_poll_with_many_keys_visits_some_in_turn() {
         let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
         for number in 0..count {
             index.insert(position(number), sleeper(1), [em(number as u64)], 0);
-            assert_eq!(index.rest(position(number)), None);
+            assert_eq!(index.rest(id(number)), None);
         }
         index
     };
@@ -403,8 +407,8 @@ fn waiter_index_poll_with_many_keys_visits_some_in_turn() {
         index.poll();
         for number in awake(&index) {
             checked.insert(number);
-            assert!(index.woken_by(position(number)).is_poll);
-            assert_eq!(index.rest(position(number)), None);
+            assert!(index.woken_by(id(number)).is_poll);
+            assert_eq!(index.rest(id(number)), None);
         }
     }
     assert_eq!((checked.len(), index.news_count()), (1500, news), "all have checked, and nothing is published");
@@ -417,20 +421,48 @@ fn freed_em_wakes_waiter_behind_blocked_crowd() {
     let any_em = |number| WaiterProfile { any_em: true, ..sleeper(number) };
     for number in 1..=41 {
         index.insert(position(number), any_em(number), [A], 0);
-        assert_eq!(index.rest(position(number)), None);
+        assert_eq!(index.rest(id(number)), None);
     }
     // Capacity for one: each of the crowd finds that its user is at a limit.
     index.wake_at(&freed(em(7), 1));
     for number in 1..=40 {
         assert_eq!(awake(&index), [number]);
-        let wake = index.woken_by(position(number));
+        let wake = index.woken_by(id(number));
         index.insert(position(number), WaiterProfile { any_em: false, ..any_em(number) }, [B], index.news_count());
-        index.pass_on(position(number), wake);
-        assert_eq!(index.rest(position(number)), None);
+        index.pass_on(id(number), wake);
+        assert_eq!(index.rest(id(number)), None);
     }
     assert_eq!(awake(&index), [41]);
-    index.woken_by(position(41));
-    assert_eq!(index.rest(position(41)), None);
+    index.woken_by(id(41));
+    assert_eq!(index.rest(id(41)), None);
     index.wake_at(&freed(em(7), 1));
     assert_eq!(awake(&index), [41], "an EM wakes none of the crowd");
+}
+
+/// A waiter gets a position before or behind all others, awake or asleep: it is in each set once, and wakes in its new order.
+#[test]
+fn waiter_at_other_position_wakes_in_new_order() {
+    let at = |number: u128, seconds: i64| {
+        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seconds), id(number))
+    };
+    for (seconds, is_awake) in [(-1, false), (1, false), (-1, true), (1, true)] {
+        let mut index = line(5);
+        if is_awake {
+            index.wake_at(&freed(A, 3));
+        }
+        let since = index.news_count();
+        index.insert(at(3, seconds), sleeper(3), [A], since);
+        assert_eq!(index.rest(id(3)).is_some(), is_awake, "the wake-up remains");
+        let waiters = &index.at[&A];
+        assert_eq!((waiters.len(), waiters.has(position(3)), waiters.has(at(3, seconds))), (4, false, true));
+        for number in [1, 2, 3] {
+            index.woken_by(id(number));
+            index.rest(id(number));
+        }
+        assert_eq!(awake(&index), [0; 0]);
+        index.wake_at(&freed(A, 1));
+        assert_eq!(awake(&index), if seconds < 0 { [3] } else { [1] });
+        index.remove(id(3));
+        assert_eq!(index.at[&A].len(), 3);
+    }
 }

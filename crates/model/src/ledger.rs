@@ -264,7 +264,7 @@ impl Ledger {
         let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
-        let judged = self.clusters.judge(judged, op, &self.limits, &self.line.line, self.now);
+        let judged = self.clusters.judge(judged, op, position, &self.limits, &self.line.line, self.now);
         let judged = self.holds.or_block(judged, op);
         let (share, queue) = match judged {
             Ok(judged) => judged,

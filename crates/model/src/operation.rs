@@ -371,9 +371,9 @@ impl Operation {
         used.application_id().filter(|id| !id.is_empty())
     }
 
-    /// Returns the queue position of the request, if it has one.
-    pub fn position(&self) -> Option<QueuePosition> {
-        self.request()?.position()
+    /// Returns the ticket id of the request, if it has a queue entry.
+    pub fn queued_ticket(&self) -> Option<Uuid> {
+        self.request()?.queued_ticket()
     }
 
     /// Returns the request id, if the operation has one.

@@ -11,7 +11,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
-    fmt,
+    fmt, mem,
     sync::{Arc, OnceLock},
 };
 
@@ -253,8 +253,15 @@ pub fn viewed_keys(requests: impl IntoIterator<Item = (WaitKey, ViewExtent)>) ->
 #[derive(Debug, Clone, Default)]
 pub struct WaitQueues {
     queues: HashMap<Arc<WaitKey>, Arc<WaitQueue>>,
-    /// Wait keys by position, so that an operation on a request visits only its own keys.
-    keys: HashMap<QueuePosition, Vec<Arc<WaitKey>>>,
+    /// Requests by the ticket that a grant creates, so that an operation on a request visits only its own keys.
+    requests: HashMap<Uuid, QueuedRequest>,
+}
+
+/// A request in some wait queues. It has one position in all of them.
+#[derive(Debug, Clone)]
+struct QueuedRequest {
+    position: QueuePosition,
+    keys: Vec<Arc<WaitKey>>,
 }
 
 /// Entries of one wait key.
@@ -318,8 +325,8 @@ impl WaitQueue {
         self.entries.insert(position, entry);
     }
 
-    fn remove(&mut self, position: QueuePosition) {
-        let Some(entry) = self.entries.remove(&position) else { return };
+    fn remove(&mut self, position: QueuePosition) -> Option<QueueEntry> {
+        let entry = self.entries.remove(&position)?;
         if self.first_short == Some(position) {
             let mut behind = self.entries.range(position..).inspect(|_| visit());
             self.first_short = behind.find(|(_, other)| other.is_short).map(|(other, _)| *other);
@@ -328,6 +335,7 @@ impl WaitQueue {
             self.total.take();
         }
         self.marks.take();
+        Some(entry)
     }
 
     /// Returns the positions that only this queue contains, and those that only `other` contains.
@@ -364,9 +372,9 @@ impl WaitQueues {
         }
     }
 
-    /// Returns the amounts that the entry at a position reserves at a key; `None` if there is no entry.
-    pub fn reserved_by(&self, wait_key: &WaitKey, position: QueuePosition) -> Option<&Resource> {
-        Some(&self.queues.get(wait_key)?.entries.get(&position)?.resource)
+    /// Returns the amounts that a request reserves at a key; `None` if it has no entry there.
+    pub fn reserved_by(&self, wait_key: &WaitKey, ticket_id: Uuid) -> Option<&Resource> {
+        Some(&self.queues.get(wait_key)?.entries.get(&self.position_of(ticket_id)?)?.resource)
     }
 
     /// As [`WaitQueues::reserved_ahead`], without computing the key if all queues are empty.
@@ -390,34 +398,37 @@ impl WaitQueues {
             .collect()
     }
 
-    /// Returns whether a request is in any wait queue.
-    pub fn has(&self, position: QueuePosition) -> bool {
-        self.keys.contains_key(&position)
+    /// Returns the position of a request; `None` if it is in no wait queue.
+    pub fn position_of(&self, ticket_id: Uuid) -> Option<QueuePosition> {
+        self.requests.get(&ticket_id).map(|request| request.position)
     }
 
     /// Returns the wait keys of a queued request; empty if it is not queued.
-    pub fn keys_of(&self, position: QueuePosition) -> WaitKeys {
-        let keys = self.keys.get(&position).into_iter().flatten().inspect(|_| visit());
-        let is_short = |key: &Arc<WaitKey>| Some(self.queues.get(key)?.entries.get(&position)?.is_short);
-        keys.filter_map(|key| Some((WaitKey::clone(key), is_short(key)?))).collect()
+    pub fn keys_of(&self, ticket_id: Uuid) -> WaitKeys {
+        let Some(QueuedRequest { position, keys }) = self.requests.get(&ticket_id) else { return WaitKeys::new() };
+        let is_short = |key: &Arc<WaitKey>| Some(self.queues.get(key)?.entries.get(position)?.is_short);
+        keys.iter().inspect(|_| visit()).filter_map(|key| Some((WaitKey::clone(key), is_short(key)?))).collect()
     }
 
-    /// Inserts an entry at a key.
+    /// Inserts an entry at a key. The request has this position from now on, also at its other keys.
     pub fn insert(&mut self, wait_key: WaitKey, position: QueuePosition, entry: QueueEntry) {
         self.insert_at(self.key(wait_key), position, entry);
     }
 
     /// Removes all entries of a request.
-    pub fn remove(&mut self, position: QueuePosition) {
-        for key in self.keys.remove(&position).unwrap_or_default() {
+    pub fn remove(&mut self, ticket_id: Uuid) {
+        let Some(QueuedRequest { position, keys }) = self.requests.remove(&ticket_id) else { return };
+        for key in keys {
             visit();
             self.remove_entry(&key, position);
         }
     }
 
-    /// Sets the wait keys of a request to exactly `wait_keys`. Queues without a change keep their sums.
+    /// Sets the wait keys of a request to exactly `wait_keys`, and its position. Queues without a change keep their sums.
     pub fn put(&mut self, position: QueuePosition, wait_keys: &WaitKeys, resource: &Resource) {
-        let left: Vec<Arc<WaitKey>> = (self.keys.get(&position).into_iter().flatten())
+        self.set_position(position);
+        let keys = self.requests.get(&position.ticket_id()).map(|request| &request.keys);
+        let left: Vec<Arc<WaitKey>> = (keys.into_iter().flatten())
             .inspect(|_| visit())
             .filter(|key| !wait_keys.contains_key(&***key))
             .cloned()
@@ -455,7 +466,7 @@ impl WaitQueues {
         let (before, after) = (self.queues.remove(key).unwrap_or_default(), other.cloned().unwrap_or_default());
         let (left, entered) = before.difference(&after);
         left.into_iter().for_each(|position| self.forget(key, position));
-        entered.into_iter().for_each(|position| self.keys.entry(position).or_default().push(key.clone()));
+        entered.into_iter().for_each(|position| self.note(key, position));
         if !after.entries.is_empty() {
             self.queues.insert(key.clone(), after);
         }
@@ -483,11 +494,34 @@ impl WaitQueues {
     }
 
     fn insert_at(&mut self, key: Arc<WaitKey>, position: QueuePosition, entry: QueueEntry) {
-        let queue = Arc::make_mut(self.queues.entry(key.clone()).or_default());
-        if !queue.entries.contains_key(&position) {
-            self.keys.entry(position).or_default().push(key);
+        self.note(&key, position);
+        Arc::make_mut(self.queues.entry(key).or_default()).insert(position, entry);
+    }
+
+    /// Moves the entries of a request to this position. A queue never has two entries of one request.
+    fn set_position(&mut self, position: QueuePosition) {
+        let request = self.requests.get_mut(&position.ticket_id());
+        let Some(request) = request.filter(|request| request.position != position) else { return };
+        let before = mem::replace(&mut request.position, position);
+        for key in &request.keys {
+            visit();
+            let queue = self.queues.get_mut(key).map(Arc::make_mut);
+            if let Some(queue) = queue
+                && let Some(entry) = queue.remove(before)
+            {
+                queue.insert(position, entry);
+            }
         }
-        queue.insert(position, entry);
+    }
+
+    /// Adds a wait key to a request at this position.
+    fn note(&mut self, key: &Arc<WaitKey>, position: QueuePosition) {
+        self.set_position(position);
+        let new = || QueuedRequest { position, keys: Vec::new() };
+        let request = self.requests.entry(position.ticket_id()).or_insert_with(new);
+        if !request.keys.contains(key) {
+            request.keys.push(key.clone());
+        }
     }
 
     /// Removes the entry of a request from one wait queue, and the key from the request.
@@ -498,10 +532,10 @@ impl WaitQueues {
 
     /// Removes one wait key of a request.
     fn forget(&mut self, key: &Arc<WaitKey>, position: QueuePosition) {
-        if let Entry::Occupied(mut keys) = self.keys.entry(position) {
-            keys.get_mut().retain(|other| other != key);
-            if keys.get().is_empty() {
-                keys.remove();
+        if let Entry::Occupied(mut request) = self.requests.entry(position.ticket_id()) {
+            request.get_mut().keys.retain(|other| other != key);
+            if request.get().keys.is_empty() {
+                request.remove();
             }
         }
     }
@@ -523,7 +557,7 @@ impl WaitQueues {
 
     /// Drops the content one wait queue or request at a time, so that the caller can yield in between.
     pub fn into_dropped(self) -> impl Iterator<Item = ()> + Send {
-        self.queues.into_iter().map(drop).chain(self.keys.into_iter().map(drop))
+        self.queues.into_iter().map(drop).chain(self.requests.into_iter().map(drop))
     }
 
     /// Returns whether all wait queues are empty.
@@ -546,8 +580,12 @@ mod tests {
     use super::*;
     use crate::{resource::Dimension, visits};
 
+    fn id(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
     fn position(number: u128) -> QueuePosition {
-        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
+        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, id(number))
     }
 
     fn em(host: &str) -> WaitKey {
@@ -602,7 +640,7 @@ mod tests {
             |line: &WaitQueues, wait_key, position| line.reserved_ahead(&wait_key, position).get(&Dimension::Cores);
         assert_eq!(ahead(&line, em("a"), None), 1, "the amounts of one entry, because all wait for one limit");
         assert_eq!(ahead(&line, scope("creator", "c"), None), 1 + 2);
-        line.remove(position(1));
+        line.remove(id(1));
         assert_eq!(enqueue(&mut line, 2, &wait_keys).len(), 2, "now the first");
     }
 
@@ -626,7 +664,7 @@ mod tests {
         };
         assert_eq!([1, 2, 3, 4].map(|number| ahead(em("a"), Some(number))), [0, 1, 1 + 2, 1 + 2 + 3]);
         assert_eq!((ahead(em("a"), None), ahead(em("b"), None)), (6, 0));
-        line.remove(position(2));
+        line.remove(id(2));
         assert_eq!(line.reserved_ahead(&em("a"), None).get(&Dimension::Cores), 1 + 3);
     }
 
@@ -641,7 +679,7 @@ mod tests {
             assert_eq!(ahead(&line, number), sum(1..number));
         }
         for gone in 1..=100 {
-            line.remove(position(gone));
+            line.remove(id(gone));
             assert_eq!(ahead(&line, 180), sum(gone + 1..180));
         }
         assert_eq!((ahead(&line, 101), ahead(&line, 1000)), (0, sum(101..201)));
@@ -671,8 +709,8 @@ mod tests {
         assert_flat("leave and enter", |count| {
             let mut line = line_of_keys(count);
             let visits = visits::count(|| {
-                assert_eq!(line.keys_of(own).len(), 1);
-                line.remove(own);
+                assert_eq!(line.keys_of(own.ticket_id()).len(), 1);
+                line.remove(own.ticket_id());
                 line.insert(key.clone(), own, entry());
             });
             assert_eq!(line.wait_keys(), usize::try_from(count).unwrap());
@@ -708,7 +746,7 @@ mod tests {
         assert_flat("leave", |count| {
             let mut line = line_of(count);
             visits::count(|| {
-                line.remove(position(3));
+                line.remove(id(3));
                 line.reserved_ahead(&em("a"), None);
             })
         });
@@ -722,6 +760,12 @@ mod tests {
             (random >> 33) % below
         };
         let (mut line, mut plain) = (WaitQueues::default(), BTreeMap::<(usize, u128), (i64, bool)>::new());
+        // The requests change their positions, too.
+        let mut ranks: [u64; 12] = std::array::from_fn(|number| number as u64);
+        let at_rank = |number: u128, rank: u64| {
+            let since = OffsetDateTime::UNIX_EPOCH + std::time::Duration::from_micros(rank);
+            QueuePosition::new(0, since, id(number))
+        };
         for _ in 0..20_000 {
             let (number, cores) = (u128::from(next(12)), i64::try_from(next(3)).unwrap());
             let own: Vec<(usize, bool)> =
@@ -731,48 +775,58 @@ mod tests {
             match next(4) {
                 0 => {
                     plain.retain(|(_, other), _| *other != number);
-                    line.remove(position(number));
+                    line.remove(id(number));
                 }
                 1 => {
+                    if next(2) == 0 {
+                        ranks[number as usize] = next(12);
+                    }
                     plain.retain(|(_, other), _| *other != number);
                     plain.extend(own.iter().map(|(at, is_short)| ((*at, number), (cores, *is_short))));
-                    line.put(position(number), &wait_keys, &resource);
+                    line.put(at_rank(number, ranks[number as usize]), &wait_keys, &resource);
                 }
                 kind => {
                     // Another view of one queue, whole or up to a position.
-                    let (at, last, mut other) =
-                        (usize::try_from(next(3)).unwrap(), u128::from(next(12)), WaitQueues::default());
-                    let extent = if kind == 2 { ViewExtent::All } else { ViewExtent::UpTo(position(last)) };
-                    plain.retain(|(key, other), _| *key != at || kind == 3 && *other > last);
+                    let (at, last) = (usize::try_from(next(3)).unwrap(), at_rank(next(12).into(), next(12)));
+                    let (is_whole, mut other) = (kind == 2, WaitQueues::default());
+                    let extent = if is_whole { ViewExtent::All } else { ViewExtent::UpTo(last) };
+                    let is_read = |position: QueuePosition| is_whole || position <= last;
+                    plain.retain(|(key, number), _| *key != at || !is_read(at_rank(*number, ranks[*number as usize])));
                     for number in 0..12 {
                         if next(2) == 0 {
                             continue;
                         }
+                        let rank = if next(4) == 0 { next(12) } else { ranks[number as usize] };
                         let (cores, is_short) = (i64::try_from(next(3)).unwrap(), next(2) == 0);
                         let resource = Resource::cpu(cores).unwrap();
-                        other.insert(keys[at].clone(), position(number), QueueEntry { resource, is_short });
-                        if kind == 2 || number <= last {
+                        other.insert(keys[at].clone(), at_rank(number, rank), QueueEntry { resource, is_short });
+                        if is_read(at_rank(number, rank)) {
+                            ranks[number as usize] = rank;
                             plain.insert((at, number), (cores, is_short));
                         }
                     }
                     line.replace([(keys[at].clone(), extent)].into(), &other);
                 }
             }
+            let position = |number: u128| at_rank(number, ranks[number as usize]);
             let is_in = |at: usize| plain.keys().any(|(key, _)| *key == at);
             assert_eq!(line.wait_keys(), (0..3).filter(|at| is_in(*at)).count());
             for (at, key) in keys.iter().enumerate() {
-                let sum = |last| {
+                let sum = |last: Option<u128>| {
                     plain
                         .iter()
-                        .filter(|((key, number), _)| *key == at && *number < last)
+                        .filter(|((key, number), _)| {
+                            *key == at && last.is_none_or(|last| position(*number) < position(last))
+                        })
                         .map(|(_, (cores, _))| cores)
                         .sum::<i64>()
                 };
                 assert_eq!(line.contains(key), is_in(at));
-                assert_eq!(line.reserved_ahead(key, None).get(&Dimension::Cores), sum(u128::MAX));
-                assert_eq!(line.reserved_ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
-                let is_first =
-                    !plain.iter().any(|((key, other), (_, is_short))| *key == at && *other < number && *is_short);
+                assert_eq!(line.reserved_ahead(key, None).get(&Dimension::Cores), sum(None));
+                assert_eq!(line.reserved_ahead(key, Some(position(number))).get(&Dimension::Cores), sum(Some(number)));
+                let is_first = !plain.iter().any(|((key, other), (_, is_short))| {
+                    *key == at && position(*other) < position(number) && *is_short
+                });
                 let wait_keys = WaitKeys::from([(key.clone(), true), (em("other"), false)]);
                 assert_eq!(
                     line.keys_for(position(number), &wait_keys).len(),
@@ -784,8 +838,34 @@ mod tests {
                 .filter(|((_, other), _)| *other == number)
                 .map(|((at, _), (_, is_short))| (keys[*at].clone(), *is_short))
                 .collect();
-            assert_eq!(line.has(position(number)), !own.is_empty());
-            assert_eq!(line.keys_of(position(number)), own);
+            assert_eq!(line.position_of(id(number)), Some(position(number)).filter(|_| !own.is_empty()));
+            assert_eq!(line.keys_of(id(number)), own);
+        }
+    }
+
+    /// A view of one key shows that a request has moved. It is at one position at each key, and reserves once.
+    #[test]
+    fn wait_queue_request_at_other_position_leaves_former_one() {
+        for extent in [ViewExtent::All, ViewExtent::UpTo(position(5))] {
+            let mut queues = WaitQueues::default();
+            for number in 1..=9 {
+                enqueue(&mut queues, number, &[(em("a"), true), (em("b"), true)]);
+            }
+            let earlier = QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH - Duration::seconds(1), id(9));
+            let mut seen = WaitQueues::default();
+            seen.put(earlier, &WaitKeys::from([(em("a"), true)]), &Resource::cpu(9).unwrap());
+            queues.replace([(em("a"), extent)].into(), &seen);
+            assert_eq!(queues.position_of(id(9)), Some(earlier), "{extent:?}");
+            let total = |wait_key| queues.reserved_ahead(&wait_key, None).get(&Dimension::Cores);
+            let expected = if extent == ViewExtent::All { 9 } else { 9 + 6 + 7 + 8 };
+            assert_eq!((total(em("a")), total(em("b"))), (expected, 45), "{extent:?}");
+            assert_eq!(
+                queues.reserved_ahead(&em("b"), Some(position(1))).get(&Dimension::Cores),
+                9,
+                "before all others"
+            );
+            queues.remove(id(9));
+            assert_eq!(queues.reserved_ahead(&em("b"), None).get(&Dimension::Cores), 45 - 9, "{extent:?}");
         }
     }
 

@@ -137,8 +137,7 @@ pub(super) async fn line(
             .chain(held.into_keys())
             .map(move |wait_key| (wait_key, extent))
     }));
-    let in_line: Vec<Uuid> =
-        requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();
+    let in_line: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
     let line = match wait_keys.is_empty() {
         true => WaitQueues::default(),
         false => waiting::line(connection, &wait_keys, &in_line).await?,

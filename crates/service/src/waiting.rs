@@ -6,7 +6,7 @@
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
 //! Never: grants; reorders the queue. Callers: `request_resource` (waiting requests), `committer` (freed capacity).
 //!
-//! - `rm_engine::waiter_index`: the waiters by position and wait key; `maintenance`: background tasks.
+//! - `rm_engine::waiter_index`: the waiters by ticket id, wait key and position; `maintenance`: background tasks.
 
 use std::{
     collections::BTreeSet,
@@ -129,12 +129,12 @@ impl LocalWaitQueue {
         self.change(|index| index.room_comes(wait_key));
     }
 
-    /// Handles a committed batch. The batch freed capacity at `freed` and granted the requests at the positions `granted`, each
-    /// at that EM. `others_wait` states whether requests may wait on other instances.
+    /// Handles a committed batch. The batch freed capacity at `freed` and granted the queued requests `granted`, each at that EM.
+    /// `others_wait` states whether requests may wait on other instances.
     pub fn committed<'a>(
         &self,
         freed: &FreedKeys,
-        granted: impl Iterator<Item = (QueuePosition, &'a EmInstance)>,
+        granted: impl Iterator<Item = (Uuid, &'a EmInstance)>,
         others_wait: bool,
     ) {
         // A request that enters later reads the committed state.
@@ -143,7 +143,7 @@ impl LocalWaitQueue {
         }
         // Computes the hashes of the keys before locking the index.
         let freed = freed_capacity(freed);
-        let granted: Vec<_> = granted.map(|(position, em)| (position, key_hash(&WaitKey::Em(em.clone())))).collect();
+        let granted: Vec<_> = granted.map(|(ticket_id, em)| (ticket_id, key_hash(&WaitKey::Em(em.clone())))).collect();
         self.change(|index| index.committed(freed, granted, others_wait));
     }
 
@@ -173,10 +173,10 @@ impl LocalWaitQueue {
             sleeper,
             until,
             in_doubt: None,
-            stands: None,
+            entry: None,
             hears_of: BTreeSet::new(),
             news_count: 0,
-            stood_since: None,
+            queued_since: None,
             answered: None,
             _counted: self.metrics.line.caller(),
             _place: place,
@@ -268,13 +268,13 @@ pub struct WaitHandle {
     until: Instant,
     /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
     in_doubt: Option<Uuid>,
-    stands: Option<(QueuePosition, WaitKeys)>,
+    entry: Option<(QueuePosition, WaitKeys)>,
     /// Further wait keys that wake this request.
     hears_of: BTreeSet<WaitKey>,
     /// Sequence number of the last freed event before the last decision.
     news_count: u64,
     /// Time of the first queue entry.
-    stood_since: Option<Instant>,
+    queued_since: Option<Instant>,
     answered: Option<&'static str>,
     /// Gauge of waiting requests.
     _counted: GaugeGuard,
@@ -312,26 +312,32 @@ impl WaitHandle {
 
     /// Returns the wait keys of the queue entry; `None` if the request is not queued.
     pub fn wait_keys(&self) -> Option<&WaitKeys> {
-        self.stands.as_ref().map(|(_, wait_keys)| wait_keys)
+        self.entry.as_ref().map(|(_, wait_keys)| wait_keys)
     }
 
     /// Records that the request was submitted to the committer.
     pub fn mark_submitted(&self) {
-        if let Some(position) = self.position() {
-            self.line.index().tries(position);
+        if let Some(ticket_id) = self.ticket_id() {
+            self.line.index().tries(ticket_id);
         }
     }
 
     fn position(&self) -> Option<QueuePosition> {
-        self.stands.as_ref().map(|(position, _)| *position)
+        self.entry.as_ref().map(|(position, _)| *position)
+    }
+
+    /// Returns the ticket id by which the index has the request; `None` if the request is not queued.
+    fn ticket_id(&self) -> Option<Uuid> {
+        self.position().map(|position| position.ticket_id())
     }
 
     /// Records the position and wait keys that the ledger has stored. `any_em` states whether capacity at any EM may serve the request.
     pub fn update_entry(&mut self, waiting: &QueuedOutcome, any_em: bool) {
-        self.stood_since.get_or_insert_with(Instant::now);
+        self.queued_since.get_or_insert_with(Instant::now);
         self.sleeper.any_em = any_em;
-        if self.wait_keys() != Some(&waiting.wait_keys) {
-            self.stands = Some((waiting.position, waiting.wait_keys.clone()));
+        let (position, wait_keys) = (waiting.position, &waiting.wait_keys);
+        if self.entry.as_ref().is_none_or(|(before, at)| *before != position || at != wait_keys) {
+            self.entry = Some((position, wait_keys.clone()));
             self.register(self.news_count);
         }
     }
@@ -345,7 +351,7 @@ impl WaitHandle {
     }
 
     fn register(&self, since: u64) {
-        if let Some((position, wait_keys)) = &self.stands {
+        if let Some((position, wait_keys)) = &self.entry {
             let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
             let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(key_hash).collect();
             self.line.index().insert(*position, self.sleeper.clone(), keys, since);
@@ -354,23 +360,23 @@ impl WaitHandle {
 
     /// Parks until a wake-up, the wait deadline or shutdown.
     pub async fn wait_for_wake(&self) -> WaitResult {
-        let Some(position) = self.position() else { return WaitResult::Look(WakeReason::NEWS) };
+        let Some(ticket_id) = self.ticket_id() else { return WaitResult::Look(WakeReason::NEWS) };
         // A separate statement, so that the index is unlocked before the wait.
-        let untold = self.line.change(|index| index.rest(position));
+        let untold = self.line.change(|index| index.rest(ticket_id));
         if let Some(wake) = untold {
             return WaitResult::Look(wake);
         }
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
             () = tokio::time::sleep_until(self.until) => WaitResult::DeadlinePassed,
-            () = self.sleeper.wake.notified() => WaitResult::Look(self.line.index().woken_by(position)),
+            () = self.sleeper.wake.notified() => WaitResult::Look(self.line.index().woken_by(ticket_id)),
         }
     }
 
     /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
     pub fn forward_wake(&self, wake: WakeReason) {
-        if let Some(position) = self.position() {
-            self.line.change(|index| index.pass_on(position, wake));
+        if let Some(ticket_id) = self.ticket_id() {
+            self.line.change(|index| index.pass_on(ticket_id, wake));
         }
     }
 
@@ -393,7 +399,7 @@ impl WaitHandle {
     /// Records a grant. The committed batch has already removed the request from the index.
     pub fn granted(&mut self) {
         self.in_doubt = None;
-        if self.stands.take().is_some() {
+        if self.entry.take().is_some() {
             self.line.metrics.line.served.inc();
         }
     }
@@ -406,21 +412,21 @@ impl WaitHandle {
     /// Records that the ledger has deleted the queue entry, or found none.
     pub fn mark_removed(&mut self) {
         self.in_doubt = None;
-        if let Some((position, _)) = self.stands.take() {
-            self.line.index().remove(position);
+        if let Some((position, _)) = self.entry.take() {
+            self.line.index().remove(position.ticket_id());
         }
     }
 }
 
 impl Drop for WaitHandle {
     fn drop(&mut self) {
-        if let Some(since) = self.stood_since {
+        if let Some(since) = self.queued_since {
             self.line.metrics.requests.waited(since, self.answered.unwrap_or("cancelled"));
         }
         let mut index = self.line.index();
         index.callers -= 1;
-        if let Some((position, _)) = self.stands.take() {
-            index.remove(position);
+        if let Some((position, _)) = self.entry.take() {
+            index.remove(position.ticket_id());
         }
         drop(index);
         if let Some(ticket_id) = self.in_doubt {

@@ -185,15 +185,16 @@ impl SharedState for Shared<'_> {
 
     fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool) {
         self.handle.looks_anywhere = any_em;
-        if self.handle.entry.as_ref().is_none_or(|(_, wait_keys)| *wait_keys != entry.wait_keys) {
-            self.handle.entry = Some((entry.position, entry.wait_keys.clone()));
+        let stored = Some((entry.position, entry.wait_keys.clone()));
+        if self.handle.entry != stored {
+            self.handle.entry = stored;
             self.insert(self.handle.news_count);
         }
     }
 
     fn mark_removed(&mut self) {
-        if let Some((position, _)) = self.handle.entry.take() {
-            self.instance.waiters.borrow_mut().remove(position);
+        if self.handle.entry.take().is_some() {
+            self.instance.waiters.borrow_mut().remove(self.handle.ticket_id);
         }
     }
 
@@ -213,8 +214,8 @@ impl SharedState for Shared<'_> {
     }
 
     fn forward_wake(&self, wake: WakeReason) {
-        if let Some((position, _)) = self.handle.entry {
-            self.instance.waiters.borrow_mut().pass_on(position, wake);
+        if self.handle.entry.is_some() {
+            self.instance.waiters.borrow_mut().pass_on(self.handle.ticket_id, wake);
         }
     }
 

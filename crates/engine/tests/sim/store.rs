@@ -225,8 +225,8 @@ impl Store {
     }
 
     fn remove(&mut self, ticket_id: Uuid) -> Option<StoredEntry> {
-        let position = *self.entries.keys().find(|position| position.ticket_id() == ticket_id)?;
-        self.line.remove(position);
+        let position = self.line.position_of(ticket_id)?;
+        self.line.remove(ticket_id);
         self.entries.remove(&position)
     }
 

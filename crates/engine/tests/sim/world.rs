@@ -20,7 +20,7 @@ use rm_model::{
     operation::{LockKey, Operation, Outcome, ReleaseTicket, RequestSpec, ResumeEm},
     principal::Principal,
     resource::Resource,
-    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash},
+    wait_queue::{FreedKeys, WaitKey, WaitKeyHash},
 };
 use uuid::Uuid;
 
@@ -263,8 +263,8 @@ impl World {
             }
             Action::Wait => {
                 handle.is_notified = false;
-                let position = handle.entry.as_ref().map(|(position, _)| *position);
-                let woken = position.map(|position| instance.waiters.borrow_mut().rest(position));
+                let is_queued = handle.entry.is_some();
+                let woken = is_queued.then(|| instance.waiters.borrow_mut().rest(handle.ticket_id));
                 match woken {
                     Some(None) => handle.is_asleep = true,
                     woken => {
@@ -277,8 +277,8 @@ impl World {
             }
             Action::Commit(placed, patience, in_queue) => {
                 enter(instance, &mut handle, placed, *in_queue);
-                if let Some((position, _)) = handle.entry {
-                    instance.waiters.borrow_mut().tries(position);
+                if handle.entry.is_some() {
+                    instance.waiters.borrow_mut().tries(handle.ticket_id);
                 }
                 let (operation, patience) = (Operation::Request(placed.clone()), *patience);
                 let queued = QueuedOperation { operation, patience, call: Some(call) };
@@ -299,8 +299,8 @@ impl World {
         if handle.is_queued {
             instance.waiters.borrow_mut().callers -= 1;
         }
-        if let Some((position, _)) = handle.entry {
-            instance.waiters.borrow_mut().remove(position);
+        if handle.entry.is_some() {
+            instance.waiters.borrow_mut().remove(handle.ticket_id);
         }
         if handle.is_queued {
             let freed = self.store.leave(handle.ticket_id);
@@ -340,13 +340,12 @@ impl World {
             Action::Wait => {
                 let Some(Call { handle, .. }) = instance.calls.get_mut(&call) else { return };
                 handle.is_asleep = false;
-                let position = handle.entry.as_ref().map(|(position, _)| *position);
-                match (handle.is_notified, position) {
-                    (true, Some(position)) => {
-                        let wake = instance.waiters.borrow_mut().woken_by(position);
+                match (handle.is_notified, handle.entry.is_some()) {
+                    (true, true) => {
+                        let wake = instance.waiters.borrow_mut().woken_by(handle.ticket_id);
                         Event::Woken(WaitResult::Look(wake))
                     }
-                    (true, None) => Event::Woken(WaitResult::Look(WakeReason::NEWS)),
+                    (true, false) => Event::Woken(WaitResult::Look(WakeReason::NEWS)),
                     (false, _) => Event::Woken(WaitResult::DeadlinePassed),
                 }
             }
@@ -455,12 +454,12 @@ impl World {
             let mut view = instance.view.borrow_mut();
             committed.ems.into_iter().for_each(|em| view.update(em));
             drop(view);
-            let granted: Vec<(QueuePosition, WaitKeyHash)> = batch
+            let granted: Vec<(Uuid, WaitKeyHash)> = batch
                 .iter()
                 .zip(&committed.results)
                 .filter(|(_, result)| matches!(result, Ok(Outcome::Granted(_))))
-                .filter_map(|(queued, _)| Some((queued.operation.position()?, queued.operation.em().clone())))
-                .map(|(position, em)| (position, self.store.key(&WaitKey::Em(em))))
+                .filter_map(|(queued, _)| Some((queued.operation.queued_ticket()?, queued.operation.em().clone())))
+                .map(|(ticket_id, em)| (ticket_id, self.store.key(&WaitKey::Em(em))))
                 .collect();
             let freed = capacity(&mut self.store, &committed.freed);
             let others_wait = self.shape.instances > 1;

@@ -18,7 +18,7 @@ use crate::{
     refusal::Refusal,
     resource::{Dimension, Resource},
     ticket::{Ticket, TicketState},
-    wait_queue::{WaitKey, WaitQueues},
+    wait_queue::{QueuePosition, WaitKey, WaitQueues},
 };
 
 use super::{
@@ -209,7 +209,7 @@ impl Clusters {
         Some(QueueDemand { cluster, name, amounts: amounts_of(resource) })
     }
 
-    /// Completes a decision with that about the external queue. Returns the earlier result and the queue of the grant, if
+    /// Completes a decision at a position with that about the external queue. Returns the earlier result and the queue of the grant, if
     /// any.
     ///
     /// # Errors
@@ -218,6 +218,7 @@ impl Clusters {
         &self,
         judged: Result<T, Box<BlockedRequest>>,
         request: &PlacedRequest,
+        position: Option<QueuePosition>,
         limits: &Limits,
         line: &WaitQueues,
         now: OffsetDateTime,
@@ -225,7 +226,7 @@ impl Clusters {
         let Some(asked) = self.asked(&request.ask.resource, &request.ask.labels) else {
             return judged.map(|judged| (judged, None));
         };
-        match (judged, asked.judge(line, request.position(), now)) {
+        match (judged, asked.judge(line, position, now)) {
             (Ok(judged), Ok(queue)) => Ok((judged, queue)),
             (Ok(_), Err(mut short)) => {
                 short.wait_keys.extend(assessment::wait_keys(request, limits).map(|wait_key| (wait_key, false)));

@@ -13,15 +13,14 @@ use super::{
 };
 
 impl Ledger {
-    /// Returns the queue position of a request, if it has one.
+    /// Returns the stored queue position of a request, if it has one.
     ///
     /// # Errors
-    /// [`Rejection::PlaceLost`] if the queue no longer contains the position.
+    /// [`Rejection::PlaceLost`] if the queue no longer contains the request.
     pub(super) fn position(&self, op: &PlacedRequest) -> Result<Option<QueuePosition>, Rejection> {
-        let position = op.position();
-        match position {
-            Some(position) if !self.line.line.has(position) => Err(Rejection::PlaceLost),
-            position => Ok(position),
+        match op.queued_ticket() {
+            Some(ticket_id) => self.line.line.position_of(ticket_id).map(Some).ok_or(Rejection::PlaceLost),
+            None => Ok(None),
         }
     }
 
@@ -34,7 +33,7 @@ impl Ledger {
     ) -> Outcome {
         let BlockedRequest { refusal, wait_keys } = short;
         let line = &mut self.line.line;
-        let before = position.map(|position| line.keys_of(position)).unwrap_or_default();
+        let before = position.map(|_| line.keys_of(op.ask.ticket_id)).unwrap_or_default();
         match (&op.wait, position) {
             (Some(wait), Some(position)) if wait.is_elsewhere => {
                 return Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys: before, refusal }));
@@ -62,20 +61,20 @@ impl Ledger {
     /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its ticket now
     /// counts, if the ticket uses all of it: a request can be granted as a smaller spec.
     pub(super) fn dequeue(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
-        let Some(position) = op.position() else { return };
+        let Some(ticket_id) = op.queued_ticket() else { return };
         let line = &mut self.line.line;
-        let wait_keys = line.keys_of(position);
+        let wait_keys = line.keys_of(ticket_id);
         if wait_keys.is_empty() {
             return;
         }
         let is_used = |wait_key: &WaitKey| {
-            let reserved = line.reserved_by(wait_key, position);
+            let reserved = line.reserved_by(wait_key, ticket_id);
             stays_at.contains_key(wait_key)
                 && reserved.is_none_or(|reserved| reserved.not_more_than(&op.ask.resource) == Ok(true))
         };
         let left: Vec<WaitKey> = wait_keys.into_keys().filter(|wait_key| !is_used(wait_key)).collect();
-        line.remove(position);
-        self.deltas.left_line.push(position.ticket_id());
+        line.remove(ticket_id);
+        self.deltas.left_line.push(ticket_id);
         left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }
 }

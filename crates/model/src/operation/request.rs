@@ -40,9 +40,14 @@ pub struct PlacedRequest {
 }
 
 impl PlacedRequest {
-    /// Returns the queue position, if the request has one.
+    /// Returns the queue position that the request had last, if it has an entry.
     pub fn position(&self) -> Option<QueuePosition> {
         self.wait.as_ref()?.position
+    }
+
+    /// Returns the ticket id, if the request has a queue entry.
+    pub fn queued_ticket(&self) -> Option<Uuid> {
+        self.position().map(|_| self.ask.ticket_id)
     }
 
     /// Returns the counters of the request with their rules, in check order.
@@ -97,7 +102,7 @@ pub struct WaitParameters {
     pub any_em: bool,
     /// Whether this attempt is on another EM than the queued one. If it does not fit, the queue entries remain.
     pub is_elsewhere: bool,
-    /// Current queue position, if any.
+    /// Last known queue position, if the request has an entry. The stored one decides.
     pub position: Option<QueuePosition>,
 }
 

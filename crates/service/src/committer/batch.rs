@@ -282,7 +282,7 @@ async fn read(
     let clusters = read_state::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
     let lock_keys = operations.iter().flat_map(|operation| operation.lock_keys(true));
     let holds = read_state::holds(&mut *connection, (in_force.any_held, Some(now)), lock_keys, &mut ems).await?;
-    let any_in_line = requests.iter().any(|request| request.position().is_some());
+    let any_in_line = requests.iter().any(|request| request.queued_ticket().is_some());
     let line = match in_force.anybody_waits || any_in_line {
         true => read_state::line(&mut *connection, &requests, &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),

@@ -374,7 +374,8 @@ impl Responder {
         self.after_commit.seen.update(committed.standing);
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
-        let granted = granted.filter_map(|(pending, _)| Some((pending.operation.position()?, pending.operation.em())));
+        let granted =
+            granted.filter_map(|(pending, _)| Some((pending.operation.queued_ticket()?, pending.operation.em())));
         self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
         for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {
