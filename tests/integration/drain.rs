@@ -1,7 +1,9 @@
 //! Drains of EMs, and forced releases of tickets, by operators.
 
+use std::time::Duration;
+
 use rm_client::{ClientError, ResourceRequest, ResultResource};
-use rm_model::{operation::Grant, principal::Principal, resource::Resource};
+use rm_model::{em::EmInstance, operation::Grant, principal::Principal, resource::Resource};
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -66,8 +68,13 @@ async fn drain_stops_grants_and_keeps_tickets() {
         let client = &instance.client;
         is_draining(&client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap_err(), "a new disk");
         is_draining(&client.dry_run(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap_err(), "a new disk");
-        let waits = patient(&em1, "hadoop", load(1, 1, 1));
-        is_draining(&client.request_resource(&waits).await.unwrap_err(), "a new disk");
+        let waits =
+            ResourceRequest { wait_timeout: Duration::from_millis(300), ..request(&em1, "hadoop", load(1, 1, 1)) };
+        let refusal = client.request_resource(&waits).await.refused();
+        assert!(refusal.reason.contains("is drained since") && refusal.reason.contains("(a new disk)"), "{refusal:?}");
+        assert!(!refusal.never_fits);
+        let too_large = patient(&em1, "hadoop", load(101, 1, 1));
+        assert!(client.request_resource(&too_large).await.refused().never_fits, "it does not wait");
         let mut calls = JoinSet::new();
         for _ in 0..5 {
             let client = client.clone();
@@ -155,39 +162,72 @@ async fn drain_of_unknown_em_fails() {
     assert_eq!(database.count("SELECT count(*) FROM linkis_em_drain").await, 0);
 }
 
-/// Without another EM, a request without an EM fails with NO_EM_AVAILABLE.
+/// Without another EM, a request without an EM fails with NO_EM_AVAILABLE, or waits for the end of the drain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drain_of_last_em_rejects_placement() {
+async fn drain_of_last_em_rejects_or_queues_placement() {
     let (database, rm, second) = two().await;
     let em1 = em("host1");
     rm.client.register(registration(em1.clone(), cpu(10))).await.unwrap();
     let held = rm.client.request_resource(&request(&em1, "first", cpu(10))).await.granted();
-    let waits = ask_in_task(&second.client, waiting_anywhere("hadoop", cpu(1)));
-    database.waiting(1).await;
+    let mut waits = vec![enqueue(&second.client, waiting_anywhere("hadoop", cpu(1))).await];
     rm.client.drain(&em1, "it goes").await.unwrap();
     let none = |error: ClientError| {
         let got = (error.code(), error.reason(), error.fact("matching"));
         let expected = (Some(Code::NotFound), Some("NO_EM_AVAILABLE".to_owned()), Some("1".to_owned()));
         assert_eq!(got, expected, "{error}");
     };
-    none(answered(waits).await.unwrap_err());
     rm.client.resource_released(&release(&held, "first")).await.unwrap();
     for instance in [&rm, &second] {
         none(instance.client.request_resource(&anywhere("hadoop", cpu(1))).await.unwrap_err());
-        none(instance.client.request_resource(&waiting_anywhere("hadoop", cpu(1))).await.unwrap_err());
+        waits.push(enqueue(&instance.client, waiting_anywhere("hadoop", cpu(1))).await);
+        let too_large = instance.client.request_resource(&waiting_anywhere("hadoop", cpu(11))).await.refused();
+        assert!(too_large.never_fits && too_large.shortfalls[0].scope.contains("host1"), "{too_large:?}");
     }
+    let listed = second.client.waiting().await.unwrap();
+    let at_host = listed.iter().filter(|waiting| waiting.em == em1 && waiting.any_em && waiting.ahead.len() == 1);
+    assert!(listed.len() == waits.len() && at_host.count() == waits.len(), "{listed:?}");
+    assert!(rm.client.em(&em1).await.unwrap().is_idle());
     rm.client.resume(&em1, "").await.unwrap();
+    for call in waits {
+        assert_eq!(grant_of(call).await.em, em1);
+    }
     rm.client.request_resource(&anywhere("hadoop", cpu(1))).await.granted();
     // The next survey of the other instance reads the drain.
     let chosen = async || second.client.request_resource(&anywhere("hadoop", cpu(1))).await.is_ok();
     eventually("the EM is selected again", LONG, chosen).await;
-    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 5);
 }
 
-/// A drain rejects the waiting requests that name the EM, on every instance, and moves the others to another EM. The EM grants
+/// A request that waits at a drained EM is woken by its end, by a registration, and by the resumption of another EM.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_end_wakes_waiting_requests() {
+    let (database, first, second) = two().await;
+    let ems = ["host1", "host2"].map(em);
+    for drained in &ems {
+        first.client.register(registration(drained.clone(), cpu(1))).await.unwrap();
+        first.client.drain(drained, "it goes").await.unwrap();
+    }
+    let resume = async |em: &EmInstance| assert!(first.client.resume(em, "it stays").await.unwrap());
+    for request in [waiting_anywhere("hadoop", cpu(1)), patient(&ems[0], "hadoop", cpu(1))] {
+        for other in &ems {
+            let em = request.em.as_ref().unwrap_or(other);
+            let call = enqueue(&second.client, request.clone()).await;
+            let granted = woken(&second, call, resume(em)).await;
+            assert_eq!(granted.em, *em);
+            first.client.drain(em, "it goes").await.unwrap();
+            first.client.resource_released(&release(&granted, "hadoop")).await.unwrap();
+        }
+    }
+    let call = enqueue(&second.client, waiting_anywhere("hadoop", cpu(1))).await;
+    let register = async || drop(first.client.register(registration(em("host3"), cpu(1))).await.unwrap());
+    assert_eq!(woken(&second, call, register()).await.em, em("host3"));
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+/// A drain keeps the waiting requests that name the EM, on every instance, and moves the others to another EM. The EM grants
 /// nothing until it is resumed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drain_moves_or_rejects_waiting_requests() {
+async fn drain_moves_or_keeps_waiting_requests() {
     const ANY: usize = 20;
     const NAMED: usize = 30;
     let (database, first, second) = two().await;
@@ -198,7 +238,7 @@ async fn drain_moves_or_rejects_waiting_requests() {
         held.push(first.client.request_resource(&request(em1, "first", cpu(10))).await.granted());
     }
     let instance = |n: usize| [&first, &second][n % 2];
-    let mut any: Vec<Call> =
+    let any: Vec<Call> =
         (0..ANY).map(|n| ask_in_task(&instance(n).client, waiting_anywhere(&format!("any{n}"), cpu(1)))).collect();
     let named: Vec<Call> =
         (0..NAMED).map(|n| ask_in_task(&instance(n).client, patient(&em1, &format!("named{n}"), cpu(1)))).collect();
@@ -206,12 +246,9 @@ async fn drain_moves_or_rejects_waiting_requests() {
     eventually("all wait", LONG, async || waiting().await.len() == ANY + NAMED).await;
 
     first.client.drain(&em1, "it goes").await.unwrap();
-    for call in named {
-        is_draining(&answered(call).await.unwrap_err(), "it goes");
-    }
     eventually("the others wait for the other EM", LONG, async || {
         let waiting = waiting().await;
-        waiting.len() == ANY && waiting.iter().all(|waiting| waiting.em == other)
+        waiting.len() == ANY + NAMED && waiting.iter().all(|waiting| (waiting.em == other) == waiting.any_em)
     })
     .await;
 
@@ -220,14 +257,17 @@ async fn drain_moves_or_rejects_waiting_requests() {
     first.client.resource_released(&release(&held[1], "first")).await.unwrap();
     eventually("the other EM is full", LONG, async || first.client.em(&other).await.unwrap().locked == cpu(10)).await;
     assert!(first.client.em(&em1).await.unwrap().is_idle());
-    assert_eq!(waiting().await.len(), ANY - 10);
+    assert_eq!(waiting().await.len(), ANY - 10 + NAMED);
+    // As many as fit, in their order.
     second.client.resume(&em1, "it stays").await.unwrap();
+    eventually("the EM is full", LONG, async || first.client.em(&em1).await.unwrap().locked == cpu(10)).await;
+    first.client.register(registration(em1.clone(), cpu(100))).await.unwrap();
     let mut on_host = 0;
-    for call in any.drain(..) {
-        on_host += usize::from(answered(call).await.granted().em == em1);
+    for call in any.into_iter().chain(named) {
+        on_host += usize::from(grant_of(call).await.em == em1);
     }
-    assert_eq!(on_host, ANY - 10);
-    assert_eq!(assert_invariants(&database, &first.client).await, ANY);
+    assert_eq!(on_host, ANY - 10 + NAMED);
+    assert_eq!(assert_invariants(&database, &first.client).await, ANY + NAMED);
     let between =
         "SELECT count(*) FROM linkis_resource_action_record g WHERE action = 'granted' AND em_instance = 'host1:9102'
         AND id > (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'drained')

@@ -65,12 +65,15 @@ impl CheckState {
         if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
             return true;
         }
-        self.ems.get(&request.em).filter(|em| assessment::check_em(em, &self.limits, &request.ask).is_ok()).is_some_and(
-            |em| {
-                let scopes = request.scopes(&self.limits);
-                assessment::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
-            },
-        )
+        self.ems.get(&request.em).is_some_and(|em| {
+            let fits = |scopes: &[_]| {
+                assessment::fits(em, scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
+            };
+            em.drain.is_none()
+                && !request.is_em_unavailable
+                && assessment::check_em(em, &self.limits, &request.ask).is_ok()
+                && fits(&request.scopes(&self.limits))
+        })
     }
 
     /// Decides the request by this state.
@@ -95,7 +98,7 @@ impl CheckState {
         };
         assessment::check_em(em, &self.limits, &request.ask)?;
         let assessed = self.assess(em, request, position)?;
-        Ok(match self.holds.or_block(assessed, request) {
+        Ok(match self.holds.or_block(em, assessed, request) {
             Ok(()) => Verdict::Fits,
             Err(mut short) => {
                 if let Some(position) = position {

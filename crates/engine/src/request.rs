@@ -21,6 +21,7 @@ use rm_model::{
     assessment::Verdict,
     em::EmInstance,
     operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection, RequestScopes, RequestSpec},
+    placement::ClosedEm,
     wait_queue::{WaitKey, WaitKeys},
 };
 
@@ -54,8 +55,15 @@ pub trait SharedState {
     fn best_contended(&self, spec: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance>;
     /// Whether the key of an EM is contended.
     fn is_contended(&self, em: &EmInstance) -> bool;
-    /// Returns the EM that best explains a refusal, and at which the request can wait.
+    /// Returns the EM that best explains a refusal, and at which the request can wait. It is closed only if no open EM can serve the
+    /// request later, and the request may wait.
     fn nearest_fit(&self, spec: &RequestSpec) -> Option<EmInstance>;
+    /// Returns why an EM is closed by the cluster view; `None` if it is open.
+    fn closed(&self, em: &EmInstance) -> Option<ClosedEm>;
+    /// Whether an EM is unhealthy or silent by the cluster view: a request that does not name it is not granted there.
+    fn is_unavailable(&self, em: &EmInstance) -> bool {
+        self.closed(em) == Some(ClosedEm::Unavailable)
+    }
     /// Returns the rejection of a request for which no EM can be selected.
     fn no_candidate(&self, spec: &RequestSpec) -> Rejection;
 
@@ -307,7 +315,7 @@ impl<E> Request<E> {
 }
 
 fn placed(em: EmInstance, ask: &Arc<RequestSpec>) -> PlacedRequest {
-    PlacedRequest { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
+    PlacedRequest { em, ask: ask.clone(), wait: None, is_em_unavailable: false, scopes: RequestScopes::default() }
 }
 
 fn no_candidate<E>(ask: &RequestSpec, shared: &impl SharedState) -> Action<E> {

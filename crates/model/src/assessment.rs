@@ -331,14 +331,19 @@ pub fn assess<'a>(
 }
 
 /// Checks that an EM accepts a request at all, regardless of capacity. The decision depends on the drain, the labels of
-/// both and the policy of the EM kind. Limits must also count the labels of all caps in the request.
+/// both and the policy of the EM kind. Limits must also count the labels of all caps in the request. A request that may wait
+/// waits for the end of a drain ([`Holds::or_block`]).
+///
+/// [`Holds::or_block`]: super::hold::Holds::or_block
 ///
 /// # Errors
 /// [`Rejection::EmDraining`], [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`],
 /// [`Rejection::CapNotCounted`].
 pub fn check_em(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejection> {
     let instance = || em.instance.clone();
-    if let Some(drain) = &em.drain {
+    if let Some(drain) = &em.drain
+        && !ask.may_wait
+    {
         return Err(Rejection::EmDraining { em: instance(), drain: drain.clone() });
     }
     let policy = limits.policies().get(&em.instance.application_name);

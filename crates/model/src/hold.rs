@@ -10,6 +10,7 @@ use time::OffsetDateTime;
 
 use super::{
     assessment::BlockedRequest,
+    em::Em,
     name::Name,
     operation::{LockKey, Operation, PlacedRequest},
     principal::Principal,
@@ -83,16 +84,22 @@ impl Holds {
         Some(BlockedRequest { refusal: Refusal::of_hold(key, hold, &request.ask.resource), wait_keys })
     }
 
-    /// Replaces the assessment of a request that may wait and whose EM or user is held, unless the request never fits. It waits only
-    /// for the end of the hold, so that it keeps no capacity from others.
+    /// Replaces the assessment of a request that may wait and whose EM or user is held, or whose EM is closed, unless the request never
+    /// fits. It waits only until the EM or user is open again, so that it keeps no capacity from others.
     ///
-    /// A request for any EM is also queued where it is short, because its other EMs are not held.
+    /// A request for any EM is also queued where it is short, because its other EMs may be open.
     pub fn or_block<T>(
         &self,
+        em: &Em,
         assessed: Result<T, Box<BlockedRequest>>,
         request: &PlacedRequest,
     ) -> Result<T, Box<BlockedRequest>> {
-        let Some(mut held) = self.block(request) else { return assessed };
+        let is_closed = request.ask.may_wait && (em.drain.is_some() || request.is_em_unavailable);
+        let closed = || BlockedRequest {
+            refusal: Refusal::of_closed_em(em, &request.ask.resource),
+            wait_keys: [(WaitKey::Em(em.instance.clone()), true)].into(),
+        };
+        let Some(mut held) = self.block(request).or_else(|| is_closed.then(closed)) else { return assessed };
         let any_em = request.wait.as_ref().is_some_and(|wait| wait.any_em);
         match assessed {
             Err(short) if short.refusal.never_fits => return Err(short),

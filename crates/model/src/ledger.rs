@@ -265,7 +265,7 @@ impl Ledger {
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         let judged = self.clusters.judge(judged, op, position, &self.limits, &self.line.line, self.now);
-        let judged = self.holds.or_block(judged, op);
+        let judged = self.holds.or_block(em.current, judged, op);
         let (share, queue) = match judged {
             Ok(judged) => judged,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),

@@ -8,6 +8,7 @@ use std::fmt;
 use super::{
     assessment::{AssessedPlace, Assessment, DimensionAssessment},
     cap::write_maxima,
+    em::Em,
     hold::ExistingHold,
     limit::Rule,
     limit_mode::LimitMode,
@@ -118,13 +119,31 @@ impl Refusal {
 
     /// Returns the refusal of a request whose EM or user is held. Another EM may grant it if only its EM is held.
     pub(super) fn of_hold(key: &LockKey, hold: &ExistingHold, resource: &Resource) -> Self {
-        let wait_key = key.wait_key();
-        let (kind, code) = match &wait_key {
+        let held = format!("held by {} until {} ({})", hold.by, rfc3339(hold.until), hold.reason);
+        Self::of_closed(&key.wait_key(), &format!("{held}; wait, or have an operator release the hold"), resource)
+    }
+
+    /// Returns the refusal of a request that waits at a drained, unhealthy or silent EM.
+    pub(super) fn of_closed_em(em: &Em, resource: &Resource) -> Self {
+        let state = match em.drain.as_deref() {
+            Some(drain) => format!(
+                "drained since {} by {} ({}); wait, or have an operator resume the EM",
+                rfc3339(drain.since),
+                drain.by,
+                drain.reason
+            ),
+            None => "unhealthy or silent; wait until the EM reports that it is healthy".to_owned(),
+        };
+        Self::of_closed(&WaitKey::Em(em.instance.clone()), &state, resource)
+    }
+
+    /// Returns the refusal of a request that waits until an EM or a user is open again.
+    fn of_closed(wait_key: &WaitKey, state: &str, resource: &Resource) -> Self {
+        let (kind, code) = match wait_key {
             WaitKey::Scope(scope) => (ScopeKind::of(scope), limit_code(&Dimension::Instances).0),
             _ => (ScopeKind::Em, em_code(&Dimension::Instances).0),
         };
-        let held = format!("held by {} until {} ({})", hold.by, rfc3339(hold.until), hold.reason);
-        let reason = format!("{wait_key} is {held}; wait, or have an operator release the hold");
+        let reason = format!("{wait_key} is {state}");
         let requested = resource.get(&Dimension::Instances).max(1);
         let rule = if kind == ScopeKind::Em { String::new() } else { "hold".to_owned() };
         let shortfall = Shortfall {

@@ -28,6 +28,7 @@ use rm_model::{
     cap::Cap,
     em::EmInstance,
     operation::{PlacedRequest, Rejection, RequestSpec},
+    placement::ClosedEm,
 };
 use rm_store::{
     Store, em_resource,
@@ -101,6 +102,14 @@ impl Admission {
         Ok(())
     }
 
+    /// Surveys `ems` alone, with the conditions that they have reported.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub async fn survey_of(&self, ems: Vec<EmInstance>) -> Result<(), Error> {
+        survey::survey_of(self.store.clone(), self.seen.clone(), self.liveness, self.surveys.clone(), ems).await
+    }
+
     /// Returns the best EM for the request by the cluster view, except those in `except` and contended ones.
     ///
     /// The request's resource counts as used there until the EM is read again or [`Admission::release_assumption`] is called.
@@ -128,9 +137,15 @@ impl Admission {
         self.seen.choose(|view, _| view.settle(em));
     }
 
-    /// Returns the EM that best explains a refusal and at which the request can wait. Contended EMs come last.
+    /// Returns the EM that best explains a refusal and at which the request can wait. Contended EMs come last, and closed ones only
+    /// serve a request that may wait.
     pub fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.closest(ask, policies))
+    }
+
+    /// Returns why an EM is closed by the cluster view; `None` if it is open.
+    pub fn closed(&self, em: &EmInstance) -> Option<ClosedEm> {
+        self.seen.choose(|view, _| view.closed(em))
     }
 
     /// Returns the rejection of a request for which no EM can be selected.

@@ -141,7 +141,7 @@ impl HeartbeatService {
     ) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
-        tasks.spawn(upsert::run(inbox, differing, store.session(), seen));
+        tasks.spawn(upsert::run(inbox, differing, store.session(), seen, liveness.silent_after));
         tasks.spawn(compare::run(compared, store.session(), liveness.lost_after_reports));
         Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, liveness }
     }

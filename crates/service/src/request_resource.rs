@@ -21,6 +21,7 @@ use rm_model::{
     cap::Cap,
     em::EmInstance,
     operation::{Grant, Operation, Outcome, PlacedRequest, QueuedOutcome, Rejection, RequestScopes, RequestSpec},
+    placement::ClosedEm,
     principal::Actor,
     wait_queue::{WaitKey, WaitKeys},
 };
@@ -161,18 +162,23 @@ impl RequestResourceService {
         ask: Arc<RequestSpec>,
         deadline: Instant,
     ) -> Result<(EmInstance, Verdict, DryRunResult), Error> {
+        let mut is_em_unavailable = false;
         let em = match em {
             Some(em) => em,
             None => {
                 self.admission.survey(deadline).await?;
-                self.admission
+                let em = self
+                    .admission
                     .best_candidate(&ask, &[])
                     .or_else(|| self.admission.best_contended(&ask, &[]))
                     .or_else(|| self.admission.nearest_fit(&ask))
-                    .ok_or_else(|| self.admission.no_candidate_error(&ask))?
+                    .ok_or_else(|| self.admission.no_candidate_error(&ask))?;
+                is_em_unavailable = self.admission.closed(&em) == Some(ClosedEm::Unavailable);
+                em
             }
         };
-        let (verdict, room) = self.admission.check_with_headroom(request(em.clone(), &ask), deadline).await?;
+        let placed = PlacedRequest { is_em_unavailable, ..request(em.clone(), &ask) };
+        let (verdict, room) = self.admission.check_with_headroom(placed, deadline).await?;
         Ok((em, verdict, room))
     }
 
@@ -357,6 +363,10 @@ impl SharedState for RequestCall<'_> {
         self.service.admission.nearest_fit(ask)
     }
 
+    fn closed(&self, em: &EmInstance) -> Option<ClosedEm> {
+        self.service.admission.closed(em)
+    }
+
     fn no_candidate(&self, ask: &RequestSpec) -> Rejection {
         self.service.admission.no_candidate_error(ask)
     }
@@ -420,5 +430,5 @@ impl SharedState for RequestCall<'_> {
 }
 
 fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> PlacedRequest {
-    PlacedRequest { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
+    PlacedRequest { em, ask: ask.clone(), wait: None, is_em_unavailable: false, scopes: RequestScopes::default() }
 }

@@ -44,6 +44,8 @@ pub struct ReportArrival {
     pub used_tickets: TicketDigest,
     /// Whether a ticket of the EM may have been missing from the previous report.
     pub any_missed: bool,
+    /// Whether the EM was unhealthy by its previous report, or silent.
+    pub was_unavailable: bool,
 }
 
 /// Returns the arrivals in the order of the reports; `None` for reports without a row.
@@ -58,6 +60,7 @@ fn merge_in_order(rows: &[PgRow], reports: usize) -> Result<Vec<Option<ReportArr
             kept: row.get("kept")?,
             used_tickets: TicketDigest { count: row.get("used_tickets")?, xor: row.get("used_tickets_xor")? },
             any_missed: row.get("any_missed")?,
+            was_unavailable: row.get("was_unavailable")?,
         };
         let number = usize::try_from(row.get::<i64>("number")?).ok();
         if let Some(place) = number.and_then(|number| met.get_mut(number.checked_sub(1)?)) {
@@ -68,7 +71,7 @@ fn merge_in_order(rows: &[PgRow], reports: usize) -> Result<Vec<Option<ReportArr
 }
 
 /// Stores those of `reports` that are newer than the last report of their EM and match its epoch. The slice has at most
-/// one report per EM.
+/// one report per EM. An EM is silent after `silent_after` without a report.
 ///
 /// Returns the arrivals in the order of `reports`. `None` means that the EM has not reported yet, is not registered, or
 /// that another transaction has locked its last report: the statement never waits.
@@ -78,6 +81,7 @@ fn merge_in_order(rows: &[PgRow], reports: usize) -> Result<Vec<Option<ReportArr
 pub async fn update(
     connection: &mut PgConnection,
     reports: &[&EmReport],
+    silent_after: Duration,
 ) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     // Asynchronous commit: a database crash loses at most the last reports, and the next ones come soon. A report thus
     // never waits for the disk, where it would delay grants.
@@ -88,13 +92,15 @@ pub async fn update(
         WITH met AS MATERIALIZED (
             SELECT k.*, e.epoch AS registered, e.used_tickets, e.used_tickets_xor, r.epoch AS last_epoch,
                 r.sequence AS last_sequence, r.report_time AS last_time, r.any_missed,
+                r.health = 'unhealthy' OR r.report_time < clock_timestamp() - make_interval(secs => $9)
+                    AS was_unavailable,
                 e.epoch = k.epoch AND (r.epoch, r.sequence) < (k.epoch, k.sequence) AS kept
             FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[],
                 $8::smallint[]) WITH ORDINALITY AS k (em_application_name, em_instance, epoch, sequence, health,
                 memory_used, memory_max, cpu_permille, number)
             CROSS JOIN LATERAL (SELECT epoch, used_tickets, used_tickets_xor FROM linkis_em_resource_meta_data
                 WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance OFFSET 0) AS e
-            CROSS JOIN LATERAL (SELECT epoch, sequence, report_time, any_missed FROM linkis_em_report
+            CROSS JOIN LATERAL (SELECT epoch, sequence, health, report_time, any_missed FROM linkis_em_report
                 WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance
                 FOR NO KEY UPDATE SKIP LOCKED) AS r
         ), kept AS (
@@ -106,11 +112,11 @@ pub async fn update(
             RETURNING 1
         )
         SELECT (SELECT set_config('synchronous_commit', 'off', true)) AS hurry, number, registered, last_epoch,
-            last_sequence, last_time, kept, used_tickets, used_tickets_xor, any_missed,
+            last_sequence, last_time, kept, used_tickets, used_tickets_xor, any_missed, was_unavailable,
             (SELECT count(*) FROM kept) AS written
         FROM met",
     );
-    let rows = bind_reports(update, reports).fetch_all(connection).await?;
+    let rows = bind_reports(update, reports).bind(silent_after.as_secs_f64()).fetch_all(connection).await?;
     let written: i64 = rows.first().map_or(Ok(0), |row| TABLE.row(row).get("written"))?;
     let met = merge_in_order(&rows, reports.len())?;
     expect_rows(TABLE.0, met.iter().flatten().filter(|met| met.kept).count(), written.unsigned_abs())?;
@@ -154,7 +160,7 @@ pub async fn read_arrivals(
         "-- em_report::read_arrivals
         SELECT k.number, e.epoch AS registered, r.epoch AS last_epoch, r.sequence AS last_sequence,
             r.report_time AS last_time, false AS kept, e.used_tickets, e.used_tickets_xor,
-            coalesce(r.any_missed, true) AS any_missed
+            coalesce(r.any_missed, true) AS any_missed, false AS was_unavailable
         FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (em_application_name, em_instance, number)
         JOIN linkis_em_resource_meta_data e
             ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance

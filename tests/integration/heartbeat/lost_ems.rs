@@ -29,6 +29,29 @@ async fn silent_em_is_not_placed_until_next_report() {
     assert!(!rm.client.em_status(&ecm.em).await.unwrap().unwrap().silent, "a registration is a sign of life");
 }
 
+/// A request without an EM waits while the only EM is unhealthy or silent. The next healthy report wakes it on any instance.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn healthy_report_wakes_request_at_unhealthy_em() {
+    let (database, first) = start_with(patience(Duration::from_secs(1), NEVER, 3)).await;
+    let second = Instance::start_with(&database, patience(Duration::from_secs(1), NEVER, 3)).await;
+    let ecm = Ecm::register(&first.client, "host1", 10).await;
+    ecm.beat(&[]).await;
+    for (instance, is_sick) in [(&first, true), (&second, true), (&first, false), (&second, false)] {
+        if is_sick {
+            first.client.heartbeat(&EmReport { health: Health::Unhealthy, ..ecm.report(&[]) }).await.unwrap();
+        }
+        let is_closed = async || instance.client.dry_run(&anywhere()).await.is_err();
+        eventually("the EM is unhealthy or silent", LONG, is_closed).await;
+        let waits = |wait_timeout| ResourceRequest { wait_timeout, ..anywhere() };
+        let refusal = instance.client.request_resource(&waits(Duration::from_millis(300))).await.refused();
+        assert!(refusal.reason.contains("host1:9102 is unhealthy or silent") && !refusal.never_fits, "{refusal:?}");
+        assert_wait_queues_empty(&instance.client).await;
+        let call = enqueue(&instance.client, waits(LONG)).await;
+        assert_eq!(woken(instance, call, async { drop(ecm.beat(&[]).await) }).await.em, ecm.em);
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, 4);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn placement_skips_unhealthy_and_prefers_idle_em() {
     let (_database, rm) = start().await;

@@ -1,7 +1,8 @@
 //! A request in the wait queue: its entry, and its attempts after each wake-up.
 //!
 //! A request that names no EM looks for one at each wake-up; its entry stays where it is, unless its EM goes or is refused for
-//! good. A request with several specs waits with one and may be granted as another (`OtherSpecs`).
+//! good. From a closed EM (drained, unhealthy or silent), the entry moves to an open one that can serve the request later, or stays.
+//! A request with several specs waits with one and may be granted as another (`OtherSpecs`).
 //! Caller: `request`.
 
 use std::{collections::BTreeSet, mem};
@@ -16,7 +17,7 @@ use rm_model::{
 
 use super::{
     Action, CANDIDATES_MAX, Event, Failure, InQueue, NumberedSpec, Patience, QueueStart, RequestResult, SharedState,
-    SurveyAge, WaitResult, fail, no_candidate, placed,
+    SurveyAge, WaitResult, fail, placed,
 };
 use crate::wake_reason::WakeReason;
 
@@ -226,8 +227,14 @@ impl<E> QueuedRequest<E> {
                 request = placed(em.clone(), ask);
             }
         }
+        request.is_em_unavailable = self.is_unavailable(&request.em, shared);
         self.stage = QueueStage::Committing(attempt);
         Action::Commit(request, patience, Some(InQueue { is_elsewhere }))
+    }
+
+    /// Whether the request waits at an EM, and is not granted there.
+    fn is_unavailable(&self, em: &EmInstance, shared: &impl SharedState) -> bool {
+        !self.is_named && shared.is_unavailable(em)
     }
 
     /// Continues after an attempt.
@@ -380,9 +387,6 @@ impl<E> QueuedRequest<E> {
         match reason {
             LeaveReason::Contended => self.enter(shared),
             LeaveReason::Decided(outcome) => Action::Reply(RequestResult::Decided { outcome, spec: self.spec }),
-            LeaveReason::Rejected(rejection) if rejection.is_draining() && !self.is_named => {
-                no_candidate(&self.home.ask, shared)
-            }
             LeaveReason::Rejected(rejection) => Action::Reply(RequestResult::Rejected(rejection)),
         }
     }
@@ -409,6 +413,7 @@ impl<E> QueuedRequest<E> {
                 Some(Verdict::Fits) => return self.submit(QueueAttempt::Home(wake), shared),
                 // The observed state is as new as the wake-up.
                 Some(Verdict::Refused(short)) if !wake.is_news && is_unchanged(shared, &short) => {
+                    self.refusal = Some(Box::new(short.refusal));
                     return self.check_others(AfterOthers::Forward(wake), shared);
                 }
                 _ => {}
@@ -416,7 +421,7 @@ impl<E> QueuedRequest<E> {
         }
         shared.count_check(wake);
         match self.is_named || wake.is_poll && self.is_blocked {
-            true => self.check_home(wake),
+            true => self.check_home(wake, shared),
             false => self.survey(SurveyAge::Recent, QueueStage::SurveyingToLook(wake)),
         }
     }
@@ -434,10 +439,16 @@ impl<E> QueuedRequest<E> {
             self.stage = QueueStage::CheckingCandidate { wake, em, checked };
             return Action::Check(request, Some(InQueue { is_elsewhere: false }));
         }
+        if shared.closed(&self.home.em).is_some()
+            && let Some(open) = shared.nearest_fit(&self.home.ask).filter(|em| shared.closed(em).is_none())
+        {
+            self.home.em = open;
+            return self.submit(QueueAttempt::Home(wake), shared);
+        }
         // The entry of a blocked request may be at keys that are free now, while other EMs do not wake it.
         match shared.is_contended(&self.home.em) && !self.is_blocked {
             true => self.check_others(AfterOthers::Forward(wake), shared),
-            false => self.check_home(wake),
+            false => self.check_home(wake, shared),
         }
     }
 
@@ -462,9 +473,11 @@ impl<E> QueuedRequest<E> {
         }
     }
 
-    fn check_home(&mut self, wake: WakeReason) -> Action<E> {
+    fn check_home(&mut self, wake: WakeReason, shared: &impl SharedState) -> Action<E> {
         self.stage = QueueStage::CheckingHome(wake);
-        Action::Check(self.home.clone(), Some(InQueue { is_elsewhere: false }))
+        let is_em_unavailable = self.is_unavailable(&self.home.em, shared);
+        let request = PlacedRequest { is_em_unavailable, ..self.home.clone() };
+        Action::Check(request, Some(InQueue { is_elsewhere: false }))
     }
 
     fn checked_home(
@@ -475,6 +488,7 @@ impl<E> QueuedRequest<E> {
     ) -> Action<E> {
         match result {
             Ok(Verdict::Refused(short)) if is_unchanged(shared, &short) => {
+                self.refusal = Some(Box::new(short.refusal));
                 self.check_others(AfterOthers::Forward(wake), shared)
             }
             // The ledger decides, and reports an EM that was unregistered.
@@ -500,7 +514,8 @@ impl<E> QueuedRequest<E> {
                 false => home(),
             };
             if let Some(em) = em {
-                let request = placed(em.clone(), ask);
+                let is_em_unavailable = self.is_unavailable(&em, shared);
+                let request = PlacedRequest { is_em_unavailable, ..placed(em.clone(), ask) };
                 self.stage = QueueStage::CheckingOther { em, search };
                 return Action::Check(request, Some(InQueue { is_elsewhere: true }));
             }

@@ -2,7 +2,7 @@
 //!
 //! A request that names an EM is tried there. Another one tries the best EMs of the cluster view: after [`CANDIDATES_MAX`] full
 //! ones it surveys, tries as many others, and then a last resort, which explains the refusal. If no spec is granted, the request
-//! waits with the first spec that can fit later.
+//! waits with the first spec that can fit later, at a closed EM if no open one can serve it.
 //! Caller: `request`.
 
 use std::{mem, vec};
@@ -39,7 +39,8 @@ enum Attempt {
     Named,
     /// On the best EM of the cluster view.
     Candidate(EmInstance),
-    /// On an EM that has no capacity by the cluster view: a contended EM, or the EM that explains the refusal.
+    /// On an EM that has no capacity by the cluster view: a contended EM, or the EM that explains the refusal. A closed one grants
+    /// nothing.
     LastResort { contended: Option<EmInstance> },
 }
 
@@ -223,7 +224,11 @@ impl EmSearch {
             false => None,
         };
         match contended.clone().or_else(|| shared.nearest_fit(&ask)) {
-            Some(em) => self.attempt(placed(em, &ask), Attempt::LastResort { contended }, shared),
+            Some(em) => {
+                let is_em_unavailable = shared.is_unavailable(&em);
+                let request = PlacedRequest { is_em_unavailable, ..placed(em, &ask) };
+                self.attempt(request, Attempt::LastResort { contended }, shared)
+            }
             None => SearchStep::Act(no_candidate(&ask, shared)),
         }
     }

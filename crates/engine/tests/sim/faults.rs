@@ -1,9 +1,9 @@
-//! Faults: crashes, callers that leave, contended keys, drains, holds, lost entries, shutdowns.
+//! Faults: crashes, callers that leave, contended keys, drains, holds, unhealthy and unregistered EMs, lost entries, shutdowns.
 
 use rm_engine::request::{Action, Event, WaitResult};
 use rm_model::{
     name::Name,
-    operation::{DrainEm, LockKey, Operation, ResumeEm},
+    operation::{DrainEm, LockKey, Operation, ResumeEm, UnregisterEm},
 };
 
 use crate::{
@@ -15,10 +15,10 @@ impl World {
     /// Lets one fault happen to an instance.
     pub fn disturb(&mut self, number: usize) {
         self.steps += 1;
-        // Two of them lose entries or end calls, and are not orderly.
+        // Some of them lose entries or end calls, and are not orderly.
         let kinds: &[usize] = match self.shape.faults {
-            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
-            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15],
+            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 19],
+            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16, 17],
         };
         match self.choices.of(kinds).unwrap_or_default() {
             0 => self.crash(number),
@@ -50,6 +50,15 @@ impl World {
                 let key = if self.choices.one_in(4) { Some(user) } else { em };
                 key.into_iter().for_each(|key| self.store.hold(key));
             }
+            16 | 17 => {
+                let (em, is_healthy) = (self.choices.of(&self.ems), self.choices.one_in(2));
+                em.iter().for_each(|em| self.report(number, em, is_healthy));
+            }
+            18 => {
+                let Some(em) = self.choices.of(&self.ems) else { return };
+                self.submit_operation(number, Operation::Unregister(UnregisterEm { em, epoch: None }));
+            }
+            19 => self.register(number),
             _ => {
                 let freed = self.store.end_hold();
                 self.publish(None, &freed);

@@ -19,7 +19,7 @@ use rm_model::{
     em::EmInstance,
     limit::Limits,
     operation::{LockKey, Operation, PlacedRequest, QueuedOutcome, Rejection, RequestSpec, WaitParameters},
-    placement::ClusterView,
+    placement::{ClosedEm, ClusterView},
     wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
 use uuid::Uuid;
@@ -90,6 +90,7 @@ pub struct Call {
 pub struct Handle {
     pub number: u64,
     pub any_em: bool,
+    pub may_wait: bool,
     /// Whether capacity at any EM may serve the request.
     pub looks_anywhere: bool,
     pub ticket_id: Uuid,
@@ -163,6 +164,10 @@ impl SharedState for Shared<'_> {
 
     fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
         self.instance.view.borrow_mut().closest(ask, self.instance.limits.policies())
+    }
+
+    fn closed(&self, em: &EmInstance) -> Option<ClosedEm> {
+        self.instance.view.borrow().closed(em)
     }
 
     fn no_candidate(&self, ask: &RequestSpec) -> Rejection {

@@ -1,8 +1,8 @@
 //! The simulator: requests of several instances over one store, in an order that a seed decides, with faults. The real ledger
 //! decides all grants.
 //!
-//! After each commit, no EM is over-committed, and counters equal tickets. Each request has one reply. When nothing happens
-//! any more, no waiting request would be granted by the ledger. The transitions that occur are those of ARCHITECTURE.md.
+//! After each commit, no EM is over-committed, and counters equal tickets. A drained EM grants nothing. Each request has one reply.
+//! When nothing happens any more, no waiting request would be granted by the ledger. The transitions that occur are those of ARCHITECTURE.md.
 //!
 //! A failing run is shortened, and printed as a test for `regressions`. `LINKIS_RM_SIM_SEEDS` sets the number of fixed seeds,
 //! `LINKIS_RM_SIM_SECONDS` the time for new ones, `LINKIS_RM_SIM_FIRST_SEED` the first seed of both.
@@ -73,7 +73,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 /// Replays a recorded run, and prints its steps.
 fn replay(shape: Shape, record: &str) {
     let mut world = World::new(Choices::replayed(record.parse().unwrap()), shape);
-    (world.is_printed, world.is_home_kept) = (true, true);
+    world.is_printed = true;
     world.run();
 }
 

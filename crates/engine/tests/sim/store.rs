@@ -12,12 +12,14 @@ use rm_model::{
     em_drain::EmDrain,
     external::Clusters,
     hold::ExistingHold,
-    ledger::{Deltas, Ledger, LedgerSnapshot, WaitQueueView},
+    ledger::{Deltas, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
     limit_mode::LimitMode,
     name::Name,
     operation::{LockKey, Operation, Outcome, PlacedRequest, RegisterEm},
+    placement::ClusterView,
     principal::Principal,
+    report::EmCondition,
     resource::{Dimension, Resource},
     scope::{ScopeCounter, ScopeHoldings, USER},
     ticket::Ticket,
@@ -47,6 +49,8 @@ pub struct Committed {
     pub results: Vec<SimResult>,
     pub freed: FreedKeys,
     pub ems: Vec<Em>,
+    /// EMs that were unregistered.
+    pub gone: Vec<EmInstance>,
 }
 
 /// A request in the stored wait queue.
@@ -71,6 +75,8 @@ pub struct Store {
     numbers: BTreeMap<WaitKey, u64>,
     /// EMs whose key a transaction of another program owns.
     pub contended: BTreeSet<EmInstance>,
+    /// EMs that are unhealthy by their reports.
+    pub unhealthy: BTreeSet<EmInstance>,
     limits: Arc<Limits>,
     scopes: HashMap<ScopeCounter, ScopeHoldings>,
     /// Holds of operators.
@@ -78,8 +84,19 @@ pub struct Store {
 }
 
 impl Store {
-    pub fn ems(&self) -> impl Iterator<Item = &Em> {
-        self.ems.values()
+    /// Returns the condition of an EM by its reports.
+    pub fn condition(&self, em: &EmInstance) -> EmCondition {
+        EmCondition { is_available: !self.unhealthy.contains(em), ..EmCondition::default() }
+    }
+
+    /// Updates a cluster view.
+    pub fn survey(&self, view: &mut ClusterView) {
+        let survey = view.begin_survey();
+        for em in self.ems.values() {
+            view.update(em.clone());
+            view.report(&em.instance, self.condition(&em.instance), time::Duration::ZERO);
+        }
+        view.end_survey(survey);
     }
 
     pub fn tickets(&self) -> impl Iterator<Item = &Ticket> {
@@ -97,12 +114,18 @@ impl Store {
             let id = operation.ticket_id()?;
             Some((id, self.tickets.get(&id)?.clone()))
         });
+        let leaving = || {
+            let leaving = batch.iter().filter(|operation| matches!(operation, Operation::Unregister(_)));
+            leaving.map(Operation::em)
+        };
+        let of_leaving = self.tickets.values().filter(|ticket| leaving().any(|em| *em == ticket.em));
+        let tickets = tickets.chain(of_leaving.map(|ticket| (ticket.id, ticket.clone())));
         let wait_keys = self.entries.values().flat_map(|entry| &entry.keys);
         LedgerSnapshot {
             now: OffsetDateTime::from_unix_timestamp(self.now).unwrap(),
             ems: self.ems.iter().map(|(instance, em)| (instance.clone(), em.clone())).collect(),
             tickets: tickets.collect(),
-            pages: HashMap::new(),
+            pages: leaving().map(|em| (em.clone(), TicketPage { after: Uuid::nil(), last: None })).collect(),
             ended: HashMap::new(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: HashMap::new(),
@@ -176,14 +199,27 @@ impl Store {
         let mut apply = |operation| {
             ledger.apply(&Principal::Anonymous.into(), operation).map_err(|error| Failure::Rejected(Box::new(error)))
         };
-        let results = batch.iter().map(&mut apply).collect();
+        let results: Vec<SimResult> = batch.iter().map(&mut apply).collect();
+        self.assert_no_grant_while_drained(batch, &results);
         let (deltas, mut state) = ledger.finish();
         // The ledger states them in no order, and a seed must repeat its run.
         state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
         let freed = deltas.freed.clone();
         self.write(instance, deltas);
         self.assert_invariants();
-        Committed { results, freed, ems: state.ems }
+        Committed { results, freed, ems: state.ems, gone: state.gone }
+    }
+
+    fn assert_no_grant_while_drained(&self, batch: &[Operation], results: &[SimResult]) {
+        let mut drained: BTreeSet<&EmInstance> = self.drains.keys().collect();
+        for (operation, result) in batch.iter().zip(results) {
+            match result {
+                Ok(Outcome::Drained(_)) => drop(drained.insert(operation.em())),
+                Ok(Outcome::Resumed(_)) => drop(drained.remove(operation.em())),
+                Ok(Outcome::Granted(grant)) => assert!(!drained.contains(&grant.em), "{} is drained", grant.em),
+                _ => {}
+            }
+        }
     }
 
     fn write(&mut self, instance: Uuid, deltas: Deltas) {
@@ -193,8 +229,13 @@ impl Store {
                 self.ems.insert(em.instance.clone(), Em { version, ..em });
             }
         }
+        for em in deltas.ems_deleted {
+            self.ems.remove(&em.instance);
+        }
         for (em, drain) in deltas.drains {
-            self.ems.get_mut(&em).unwrap().drain = drain.clone();
+            if let Some(em) = self.ems.get_mut(&em) {
+                em.drain.clone_from(&drain);
+            }
             match drain {
                 Some(drain) => drop(self.drains.insert(em, drain)),
                 None => drop(self.drains.remove(&em)),
@@ -255,19 +296,14 @@ impl Store {
             let mut wait = entry.request.wait.clone()?;
             wait.position = Some(*position);
             wait.is_elsewhere = *em != entry.request.em;
-            let request = PlacedRequest { em: em.clone(), wait: Some(wait), ..entry.request.clone() };
+            let request =
+                PlacedRequest { em: em.clone(), wait: Some(wait), is_em_unavailable: false, ..entry.request.clone() };
             matches!(self.check(&request), Ok(Outcome::Granted(_))).then(|| (position.ticket_id(), em.clone()))
         };
         self.entries.iter().find_map(|(position, entry)| match entry.request.wait.as_ref()?.any_em {
             false => grantable(position, entry, &entry.request.em),
             true => self.ems.keys().find_map(|em| grantable(position, entry, em)),
         })
-    }
-
-    /// Returns the EM of a request's entry, unless that EM is drained.
-    pub fn usable_home(&self, ticket_id: Uuid) -> Option<EmInstance> {
-        let (_, entry) = self.entries.iter().find(|(position, _)| position.ticket_id() == ticket_id)?;
-        Some(entry.request.em.clone()).filter(|em| !self.drains.contains_key(em))
     }
 
     fn assert_invariants(&self) {

@@ -17,10 +17,11 @@ use rm_engine::{
 use rm_model::{
     em::EmInstance,
     name::Name,
-    operation::{LockKey, Operation, Outcome, ReleaseTicket, RequestSpec, ResumeEm},
+    operation::{LockKey, Operation, Outcome, Rejection, ReleaseTicket, RequestSpec, ResumeEm},
+    placement::ClosedEm,
     principal::Principal,
     resource::Resource,
-    wait_queue::{FreedKeys, WaitKey, WaitKeyHash},
+    wait_queue::{FreedKeys, MUCH, WaitKey, WaitKeyHash},
 };
 use uuid::Uuid;
 
@@ -34,10 +35,10 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
     None,
-    /// Callers that leave, contended keys, drains, and instances that die. All notifications arrive, and no action fails, so that
-    /// no waiter depends on a poll.
+    /// Callers that leave, contended keys, drains, unhealthy EMs, and instances that die. All notifications arrive, and no action
+    /// fails, so that no waiter depends on a poll.
     Orderly,
-    /// Also failures, unknown commits, lost notifications and lost entries.
+    /// Also failures, unknown commits, lost notifications, lost entries and unregistered EMs.
     All,
 }
 
@@ -61,6 +62,8 @@ pub struct World {
     pub store: Store,
     pub instances: Vec<Instance>,
     pub ems: Vec<EmInstance>,
+    /// Capacity of each EM.
+    totals: Vec<Resource>,
     submitted: u64,
     replies: BTreeMap<u64, usize>,
     start: Instant,
@@ -72,8 +75,6 @@ pub struct World {
     pub transitions: Transitions,
     /// Whether each step is printed.
     pub is_printed: bool,
-    /// Whether no waiting request may end while the EM of its entry is usable. Random runs can resume that EM just before the reply.
-    pub is_home_kept: bool,
 }
 
 /// The next stages of each stage and result.
@@ -87,6 +88,7 @@ impl World {
             store: Store::default(),
             instances: Vec::new(),
             ems: (0..shape.ems).map(|number| em(&format!("host{number}"))).collect(),
+            totals: Vec::new(),
             submitted: 0,
             replies: BTreeMap::new(),
             start: Instant::now(),
@@ -94,7 +96,6 @@ impl World {
             grants: 0,
             transitions: Transitions::new(),
             is_printed: false,
-            is_home_kept: false,
         };
         world.choices.begin_step();
         if shape.users > 1 {
@@ -102,7 +103,9 @@ impl World {
         }
         for em in &world.ems {
             let [memory, cores] = [(); 2].map(|()| 1 + amount(&mut world.choices));
-            world.store.commit(Uuid::nil(), &[register(em, Resource::load(memory, cores).unwrap())]);
+            let total = Resource::load(memory, cores).unwrap();
+            world.store.commit(Uuid::nil(), &[register(em, total.clone())]);
+            world.totals.push(total);
         }
         (0..shape.instances).for_each(|_| world.add_instance());
         world
@@ -129,6 +132,7 @@ impl World {
             self.publish(None, &freed);
         }
         for em in self.ems.clone() {
+            self.report(0, &em, true);
             self.submit_operation(0, Operation::Resume(ResumeEm { em, reason: None }));
         }
         self.settle();
@@ -183,6 +187,27 @@ impl World {
         Name::parse("name", &format!("user{number}")).unwrap()
     }
 
+    /// Registers an EM anew, with its former capacity.
+    pub fn register(&mut self, number: usize) {
+        let em = self.choices.below(self.ems.len());
+        let operation = register(&self.ems[em], self.totals[em].clone());
+        self.submit_operation(number, operation);
+    }
+
+    /// Lets an EM report to an instance. All instances are notified of an EM that is healthy again.
+    pub fn report(&mut self, number: usize, em: &EmInstance, is_healthy: bool) {
+        let unhealthy = &mut self.store.unhealthy;
+        let is_changed = if is_healthy { unhealthy.remove(em) } else { unhealthy.insert(em.clone()) };
+        let mut view = self.instances[number].view.borrow_mut();
+        view.report(em, self.store.condition(em), time::Duration::ZERO);
+        drop(view);
+        let mut freed = FreedKeys::default();
+        if is_changed && is_healthy {
+            freed.add(WaitKey::Em(em.clone()), MUCH);
+        }
+        self.publish(None, &freed);
+    }
+
     fn submit(&mut self, number: usize) {
         self.submitted += 1;
         let (call, any_em) = (self.submitted, self.choices.one_in(2));
@@ -193,6 +218,7 @@ impl World {
         let mut handle = Handle {
             number: call,
             any_em,
+            may_wait: false,
             looks_anywhere: any_em,
             ticket_id,
             is_queued: false,
@@ -204,8 +230,8 @@ impl World {
             is_notified: false,
             belief: Cell::new(Belief::chosen(&mut self.choices)),
         };
-        let may_wait = !self.choices.one_in(4);
-        let user = self.user();
+        handle.may_wait = !self.choices.one_in(4);
+        let (user, may_wait) = (self.user(), handle.may_wait);
         let asks = resources.into_iter().map(|resource| spec(ticket_id, &user, resource, may_wait)).collect();
         let instance = &self.instances[number];
         let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
@@ -245,13 +271,13 @@ impl World {
         match &mut action {
             Action::Reply(reply) => {
                 assert!(!matches!(reply, RequestResult::Broken { .. }), "a result belongs to an action: {reply:?}");
-                // A drain of another EM that a waiting request tries does not end the request.
-                if self.is_home_kept
-                    && handle.any_em
+                // A request that may wait is rejected only if its EMs are unregistered.
+                if handle.may_wait
                     && let RequestResult::Rejected(rejection) = &reply
-                    && let Some(home) = self.store.usable_home(handle.ticket_id)
                 {
-                    panic!("request {call} waits at {home}, which is not drained, and ended: {rejection}");
+                    let has_ems =
+                        matches!(**rejection, Rejection::NoEmMatches(_)) && !instance.view.borrow().is_empty();
+                    assert!(!has_ems && !rejection.is_draining(), "request {call} ended: {rejection}");
                 }
                 let is_granted = matches!(reply, RequestResult::Decided { outcome: Outcome::Granted(_), .. });
                 self.grants += u64::from(is_granted);
@@ -276,6 +302,12 @@ impl World {
                 }
             }
             Action::Commit(placed, patience, in_queue) => {
+                let is_unavailable = instance.view.borrow().closed(&placed.em) == Some(ClosedEm::Unavailable);
+                assert!(
+                    !(is_unavailable && handle.any_em && in_queue.is_some()) || placed.is_em_unavailable,
+                    "{} is unhealthy",
+                    placed.em
+                );
                 enter(instance, &mut handle, placed, *in_queue);
                 if handle.entry.is_some() {
                     instance.waiters.borrow_mut().tries(handle.ticket_id);
@@ -330,7 +362,7 @@ impl World {
             Action::Survey(_) if fails => Event::Surveyed(Err(failure())),
             Action::Survey(_) => {
                 let mut view = instance.view.borrow_mut();
-                self.store.ems().for_each(|em| view.update(em.clone()));
+                self.store.survey(&mut view);
                 Event::Surveyed(Ok(()))
             }
             Action::Check(..) if fails => Event::Checked(Err(failure())),
@@ -453,6 +485,7 @@ impl World {
             let committed = self.store.commit(instance.id, &operations);
             let mut view = instance.view.borrow_mut();
             committed.ems.into_iter().for_each(|em| view.update(em));
+            committed.gone.iter().for_each(|em| view.remove(em));
             drop(view);
             let granted: Vec<(Uuid, WaitKeyHash)> = batch
                 .iter()
@@ -523,7 +556,7 @@ impl World {
         let freed = capacity(&mut self.store, &freed);
         let instance = &self.instances[number];
         let mut view = instance.view.borrow_mut();
-        self.store.ems().for_each(|em| view.update(em.clone()));
+        self.store.survey(&mut view);
         drop(view);
         instance.waiters.borrow_mut().wake_at(&freed);
         self.notify(number);

@@ -35,6 +35,8 @@ pub struct PlacedRequest {
     pub ask: Arc<RequestSpec>,
     /// Waiting parameters if the request does not fit; `None` to refuse it.
     pub wait: Option<WaitParameters>,
+    /// Whether the request names no EM, and this one is unhealthy or silent by the cluster view: it waits here, and is not granted.
+    pub is_em_unavailable: bool,
     /// Cached counters of the request.
     pub scopes: RequestScopes,
 }

@@ -4,6 +4,7 @@
 //! Sizes that did not fit are remembered until a member gains capacity. Caller: the cluster view.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
 };
@@ -43,6 +44,8 @@ pub(super) struct CandidateGroup {
     small: RefusedSizes,
     /// Number of available members.
     available: usize,
+    /// The other members.
+    closed: BTreeSet<CandidateId>,
     new_ems: NewEmBounds,
 }
 
@@ -201,6 +204,8 @@ impl CandidateGroup {
                 self.full.clear_refused_sizes(&candidate.left);
             }
             self.small.clear_refused_sizes(&candidate.capacity);
+        } else {
+            self.closed.insert(id);
         }
     }
 
@@ -212,6 +217,8 @@ impl CandidateGroup {
             for (order, ranks) in &mut self.orders {
                 ranks.remove(&candidate.rank(id, order, is_bounded));
             }
+        } else {
+            self.closed.remove(&id);
         }
     }
 
@@ -307,6 +314,26 @@ impl CandidateGroup {
             Some(available) => available.iter().map(|rank| rank.candidate).find(can_be),
             None => self.members().find(can_be),
         }
+    }
+
+    /// Returns a closed member that fulfils `only`, the first for which the share would fit if it were empty, or the first of all.
+    pub fn closed(
+        &self,
+        share: Option<&Resource>,
+        candidates: &CandidateTable,
+        only: Option<&dyn Fn(&Candidate) -> bool>,
+    ) -> Option<(bool, Reverse<CandidateId>)> {
+        let members = self.closed.iter().filter_map(|id| Some((*id, candidates.get(*id)?)));
+        let mut members = members.filter(|(_, candidate)| only.is_none_or(|only| only(candidate)));
+        let largest = |dimension| self.capacity.get(&dimension).map_or(0, GroupCapacity::largest);
+        // Most shares that fit nowhere exceed the largest member, and need no search.
+        let share = share.filter(|share| share.amounts().all(|(dimension, amount)| amount <= largest(dimension)));
+        let fitting = share.and_then(|share| {
+            let fits = |candidate: &Candidate| candidate.capacity.covers(share) && candidate.em.provides(share).is_ok();
+            members.clone().find(|(_, candidate)| fits(candidate))
+        });
+        let found = fitting.or_else(|| members.next());
+        found.map(|(id, _)| (fitting.is_some(), Reverse(id)))
     }
 
     /// Returns the dimensions of the group that a share does not need.

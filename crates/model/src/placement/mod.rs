@@ -95,6 +95,15 @@ pub struct SurveyedEm {
     pub registration_age: Duration,
 }
 
+/// Reason why placement does not select an EM, whatever its capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClosedEm {
+    /// The EM is drained: it grants nothing.
+    Drained,
+    /// The EM is unhealthy or silent: it grants only requests that name it.
+    Unavailable,
+}
+
 /// Policies by application name of the EMs.
 pub type Policies = BTreeMap<Name, Policy>;
 
@@ -319,8 +328,19 @@ impl ClusterView {
         }
     }
 
+    /// Returns why an EM cannot be selected; `None` if it can, or if the view does not contain it.
+    pub fn closed(&self, em: &EmInstance) -> Option<ClosedEm> {
+        let candidate = self.candidates.get(self.candidates.id(em)?)?;
+        match candidate.condition.is_available {
+            true => candidate.em.drain.is_some().then_some(ClosedEm::Drained),
+            false => Some(ClosedEm::Unavailable),
+        }
+    }
+
     /// Returns the matching EM that best explains a refusal. A full EM takes precedence over an EM that is too small even when
     /// empty, then an uncontended EM over a contended one, then the largest free share. `None` if no available EM matches.
+    ///
+    /// A request that may wait can also wait at a closed EM: at one that is large enough if no open one is, or at any if none is open.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut shares = DemandByType::of(ask);
@@ -334,8 +354,15 @@ impl ClusterView {
                 any = group.any(candidates, &|candidate| only.is_none_or(|only| only(candidate)));
             }
         });
-        let id = best.map(|(_, rank)| rank.candidate).or(any)?;
-        self.instance(id)
+        let mut closed: Option<(bool, Reverse<CandidateId>)> = None;
+        if ask.may_wait && !best.is_some_and(|(fits, _)| fits) {
+            for_each_group(self, &search, |kind, group, candidates, only| {
+                closed = closed.max(group.closed(shares.on(kind.1), candidates, only));
+            });
+        }
+        let open = best.map(|(_, rank)| rank.candidate).or(any);
+        let closed = closed.filter(|(fits, _)| *fits || open.is_none()).map(|(_, id)| id.0);
+        self.instance(closed.or(open)?)
     }
 
     /// Returns the number of EMs that match the request, including silent and unhealthy ones.

@@ -11,6 +11,7 @@ use super::{
     *,
 };
 use crate::{
+    em_drain::EmDrain,
     name::Labels,
     policy::Check,
     resource::Dimension,
@@ -490,6 +491,34 @@ fn placement_bound_of_new_em_refuses_nothing() {
     assert_eq!(selections(&mut view, &small(), 5).get("old"), Some(&5));
     view.update(Em { epoch: 2, ..old });
     assert_eq!(selections(&mut view, &small(), 5).get("old"), None);
+}
+
+#[test]
+fn placement_of_waiting_request_uses_closed_em() {
+    let drain =
+        EmDrain { reason: name("disk"), by: crate::principal::Principal::Anonymous, since: OffsetDateTime::UNIX_EPOCH };
+    let drained = Em { drain: Some(drain.into()), ..em("drained", (100, 100), (100, 100)) };
+    let (sick, full) = (em("sick", (10, 10), (0, 0)), em("full", (20, 20), (20, 20)));
+    let mut view = view([drained.clone(), sick.clone(), full.clone()]);
+    view.report(&sick.instance, condition(false, 0), time::Duration::ZERO);
+    let closed = |em: &Em| view.closed(&em.instance);
+    let expected = [Some(ClosedEm::Drained), Some(ClosedEm::Unavailable), None];
+    assert_eq!([&drained, &sick, &full].map(closed), expected);
+    let nearest = |view: &mut ClusterView, size, may_wait| {
+        let spec = RequestSpec { may_wait, ..ask(size, size) };
+        view.closest(&spec, &Policies::new()).map(|em| em.instance.to_string())
+    };
+    for (size, waits, does_not_wait) in [(5, "full", "full"), (50, "drained", "full"), (500, "full", "full")] {
+        assert_eq!(nearest(&mut view, size, true).as_deref(), Some(waits), "{size}");
+        assert_eq!(nearest(&mut view, size, false).as_deref(), Some(does_not_wait), "{size}");
+    }
+    view.remove(&full.instance);
+    for (size, waits) in [(5, "drained"), (50, "drained"), (500, "drained")] {
+        assert_eq!(nearest(&mut view, size, true).as_deref(), Some(waits), "the ledger refuses what never fits");
+        assert_eq!(nearest(&mut view, size, false), None);
+    }
+    view.remove(&drained.instance);
+    assert_eq!(nearest(&mut view, 500, true).as_deref(), Some("sick"));
 }
 
 #[test]

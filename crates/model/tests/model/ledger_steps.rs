@@ -241,6 +241,7 @@ impl Tables {
                     may_wait: false,
                 }),
                 wait: None,
+                is_em_unavailable: false,
                 scopes: Default::default(),
             }),
             Step::Adopt(em, user, is_old) => Operation::Adopt(AdoptTicket {

@@ -50,6 +50,14 @@ struct State {
     unavailable: HashSet<EmInstance>,
 }
 
+impl State {
+    /// Records which of some EMs were unavailable when they were read.
+    fn note_unavailable(&mut self, read: &HashSet<EmInstance>, unavailable: HashSet<EmInstance>) {
+        self.unavailable.retain(|em| !read.contains(em));
+        self.unavailable.extend(unavailable);
+    }
+}
+
 impl Surveys {
     /// Records the silent EMs of a detection that began at `began`.
     pub fn note_silent(&self, began: Instant, ems: HashSet<EmInstance>) {
@@ -121,8 +129,7 @@ pub(super) async fn survey(
             ems.extend(within_timeout(action_record::ems_behind(&survey.store.pool().await?, floor)).await?);
             survey.some(ems.iter().cloned().collect()).await?;
             let mut state = lock(&surveys.0);
-            state.unavailable.retain(|em| !ems.contains(em));
-            state.unavailable.extend(survey.unavailable);
+            state.note_unavailable(&ems, survey.unavailable);
             state.mark = Some(mark);
         }
         None => {
@@ -131,6 +138,21 @@ pub(super) async fn survey(
             (state.mark, state.whole, state.unavailable) = (Some(mark), Some(began), survey.unavailable);
         }
     }
+    Ok(())
+}
+
+/// Surveys `ems` alone.
+pub(super) async fn survey_of(
+    store: Store,
+    seen: StateCache,
+    liveness: LivenessTimeouts,
+    surveys: Surveys,
+    ems: Vec<EmInstance>,
+) -> Result<(), Error> {
+    let number = seen.choose(|view, _| view.begin_survey());
+    let mut survey = Survey { store, seen, silent_after: liveness.silent_after, number, unavailable: HashSet::new() };
+    survey.some(ems.clone()).await?;
+    lock(&surveys.0).note_unavailable(&ems.into_iter().collect(), survey.unavailable);
     Ok(())
 }
 

@@ -19,13 +19,15 @@ use rm_model::{
     em::EmInstance,
     name::FieldError,
     operation::Rejection,
-    report::{EmReport, ReportNumber, ReportOrder},
+    report::{EmCondition, EmReport, ReportNumber, ReportOrder},
     ticket_digest::TicketDigest,
+    wait_queue::{FreedKeys, MUCH, WaitKey},
 };
 use rm_store::{
     StoreError,
     em_report::{self, ReportArrival},
     session::{Session, within_timeout},
+    waiting::{self, FreedNotification},
 };
 use rm_telemetry::cause;
 
@@ -56,8 +58,9 @@ pub(super) async fn run(
     differing: mpsc::Sender<ReportMismatch>,
     session: Session,
     seen: StateCache,
+    silent_after: Duration,
 ) {
-    let mut keeper = ReportWriter { session, differing, seen };
+    let mut keeper = ReportWriter { session, differing, seen, silent_after };
     let mut arrived = Vec::with_capacity(BATCH_MAX);
     let mut waiting: Vec<BlockedReport> = Vec::new();
     let mut not_before = Instant::now();
@@ -102,6 +105,7 @@ struct ReportWriter {
     differing: mpsc::Sender<ReportMismatch>,
     /// Placement's cache.
     seen: StateCache,
+    silent_after: Duration,
 }
 
 impl ReportWriter {
@@ -114,13 +118,15 @@ impl ReportWriter {
             }
             let reused = self.session.is_open();
             let reports: Vec<&EmReport> = part.iter().map(|waiting| &waiting.pending.report).collect();
-            match upsert(&mut self.session, &reports).await {
+            match upsert(&mut self.session, &reports, self.silent_after).await {
                 Ok(met) => {
+                    let opened = opened(&reports, &met);
                     let mut failed = observations::upsert(&mut self.session, &acceptable(&reports, &met)).await;
                     for (waiting, met) in part.into_iter().zip(met) {
                         let not_observed = failed.remove(&waiting.pending.report.em);
                         held.extend(self.respond(waiting, met, not_observed));
                     }
+                    self.notify(opened).await;
                 }
                 Err(error) if error.is_lock_timeout() => {
                     // Another transaction locks the whole table.
@@ -134,6 +140,19 @@ impl ReportWriter {
             }
         }
         held
+    }
+
+    /// Notifies the requests that wait for EMs to be healthy. A lost notification costs a poll.
+    async fn notify(&mut self, opened: FreedKeys) {
+        if opened.is_empty() {
+            return;
+        }
+        let opened: Vec<_> = FreedNotification::at(&opened).into_iter().map(FreedNotification::of_conditions).collect();
+        let notified = async { waiting::notify(self.session.get().await?, &opened).await };
+        if let Err(error) = within_timeout(notified).await {
+            self.session.reset_after(&error);
+            tracing::warn!(error = cause(&error), "cannot wake the requests that wait for an EM to be healthy");
+        }
     }
 
     /// Replies to a report by its verdict, or with the error of its observations. Returns the report if its row is locked.
@@ -210,10 +229,25 @@ fn acceptable<'a>(reports: &[&'a EmReport], met: &[Option<ReportArrival>]) -> Ve
     taken.map(|(report, _)| *report).collect()
 }
 
+/// Returns the EMs that are available by reports that were stored now, and were not before.
+fn opened(reports: &[&EmReport], met: &[Option<ReportArrival>]) -> FreedKeys {
+    let mut opened = FreedKeys::default();
+    for (report, met) in reports.iter().zip(met) {
+        if met.is_some_and(|met| met.kept && met.was_unavailable) && EmCondition::reported(report).is_available {
+            opened.add(WaitKey::Em(report.em.clone()), MUCH);
+        }
+    }
+    opened
+}
+
 /// Stores reports. Returns the state that each one met; `None` if its EM is not registered.
-async fn upsert(session: &mut Session, reports: &[&EmReport]) -> Result<Vec<Option<ReportArrival>>, StoreError> {
+async fn upsert(
+    session: &mut Session,
+    reports: &[&EmReport],
+    silent_after: Duration,
+) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     let connection = within_timeout(session.get()).await?;
-    let mut all = within_timeout(em_report::update(&mut *connection, reports)).await?;
+    let mut all = within_timeout(em_report::update(&mut *connection, reports, silent_after)).await?;
     let rest: Vec<&EmReport> =
         reports.iter().zip(&all).filter(|(_, met)| met.is_none()).map(|(report, _)| *report).collect();
     if rest.is_empty() {
@@ -296,7 +330,8 @@ mod tests {
     fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<ReportArrival> {
         let last = last.map(|(epoch, sequence)| (ReportNumber { epoch, sequence }, OffsetDateTime::UNIX_EPOCH));
         let used: Vec<Uuid> = used.iter().map(|id| Uuid::from_u128(*id)).collect();
-        Some(ReportArrival { registered: 2, last, kept, used_tickets: TicketDigest::of(&used), any_missed })
+        let (used_tickets, was_unavailable) = (TicketDigest::of(&used), false);
+        Some(ReportArrival { registered: 2, last, kept, used_tickets, any_missed, was_unavailable })
     }
 
     fn verdict(report: &EmReport, met: Option<ReportArrival>) -> Result<ReportVerdict, Error> {

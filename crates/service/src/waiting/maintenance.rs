@@ -240,7 +240,10 @@ async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotific
         return;
     }
     if !line.index().is_anywhere_empty()
-        && let Err(error) = admission.refresh(&freed.em_instances()).await
+        && let Err(error) = match freed.is_of_conditions {
+            true => admission.survey_of(freed.em_instances()).await,
+            false => admission.refresh(&freed.em_instances()).await,
+        }
     {
         tracing::warn!(error = cause(&error), "cannot read the freed capacity");
     }

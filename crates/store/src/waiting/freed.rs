@@ -47,6 +47,9 @@ pub struct FreedNotification {
     pub wait_keys: BTreeMap<WaitKeyHash, u32>,
     /// Names of the EMs among the wait keys, for requests that wait for any EM.
     pub ems: Vec<(String, String)>,
+    /// Whether the EMs are available again by their reports.
+    #[serde(default)]
+    pub is_of_conditions: bool,
     /// Hashes of these EMs.
     #[serde(skip)]
     em_keys: BTreeSet<WaitKeyHash>,
@@ -83,6 +86,11 @@ impl FreedNotification {
             self.ems.push(em);
             self.em_keys.insert(key_hash(wait_key));
         }
+    }
+
+    /// States that the EMs are available again by their reports.
+    pub fn of_conditions(self) -> Self {
+        Self { is_of_conditions: true, ..self }
     }
 
     /// Sets the sending instance, which has already woken its own waiters.

@@ -83,31 +83,38 @@ impl Model {
         }
         let ahead = number.unwrap_or(self.waiting.len());
         let Some(rooms) = self.rooms(ask, ahead) else { return Answer::No("em") };
-        if let Some(reason) = self.turned_away(ask) {
+        if let Some(reason) = self.turned_away(ask, may_wait) {
             return Answer::No(reason);
         }
-        let Some(available) = rooms.iter().find_map(Room::short) else {
+        let is_drained = self.drained.contains_key(&ask.em);
+        let short = rooms.iter().find_map(Room::short);
+        if short.is_none() && !is_drained {
             self.leave(number);
             let advisory = self.advisory_violations(ask);
             self.grant(ask);
             return Answer::Granted(ask.id, advisory);
-        };
+        }
+        let available = short.unwrap_or(0);
         if !may_wait || rooms.iter().any(Room::never_fits) {
             self.leave(number);
             return Answer::Refused { available };
         }
         let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
         let is_first = |place: &Place| !others().any(|w| w.at.get(place) == Some(&true));
-        let short = || rooms.iter().filter(|room| room.short().is_some()).map(|room| room.place);
+        let mut at: Vec<(Place, bool)> = rooms.iter().map(|room| (room.place, room.short().is_some())).collect();
+        if short.is_none() {
+            // The request waits only for the end of the drain.
+            at = vec![(Place::Em(ask.em), true)];
+        }
+        let short = || at.iter().filter(|(_, is_short)| *is_short).map(|(place, _)| *place);
         let keeps_all = short().any(|place| is_first(&place)) && !short().all(Place::is_private);
-        let at = rooms.iter().map(|room| (room.place, room.short().is_some()));
-        let at = at.filter(|(_, is_short)| *is_short || keeps_all).collect();
+        let at = at.iter().filter(|(_, is_short)| *is_short || keeps_all).copied().collect();
         let standing = ModelWaiting { in_line: true, at, ..ask.clone() };
         match number {
             Some(number) => self.waiting[number] = standing,
             None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
         }
-        Answer::Waiting { available }
+        Answer::Waiting { available: if is_drained { 0 } else { available } }
     }
 
     /// Waiting requests that need no check, because their entries would not change.
@@ -125,7 +132,7 @@ impl Model {
     pub(super) fn is_servable(&self, number: usize) -> bool {
         let w = &self.waiting[number];
         let fits = || self.rooms(w, number).is_some_and(|rooms| rooms.iter().all(|room| room.short().is_none()));
-        w.in_line && self.turned_away(w).is_none() && fits()
+        w.in_line && self.turned_away(w, false).is_none() && fits()
     }
 
     pub(super) fn leave(&mut self, number: Option<usize>) {

@@ -337,8 +337,8 @@ impl Model {
         Some(rooms)
     }
 
-    /// Returns the rejection of a request by its EM.
-    pub(super) fn turned_away(&self, ask: &ModelWaiting) -> Option<&'static str> {
+    /// Returns the rejection of a request by its EM. A request that may wait waits for the end of a drain.
+    pub(super) fn turned_away(&self, ask: &ModelWaiting, may_wait: bool) -> Option<&'static str> {
         let em = self.ems.get(&ask.em)?;
         let is_first_tenant = ask.who.tenant == Some(0);
         let lacks = match ask.requires {
@@ -347,7 +347,7 @@ impl Model {
             None => false,
         };
         let reasons = [
-            (self.drained.contains_key(&ask.em), "draining"),
+            (self.drained.contains_key(&ask.em) && !may_wait, "draining"),
             (self.needs_engine_type && ask.who.engine_type.is_none(), "label missing"),
             (lacks, "label required"),
             (em.reserved && !is_first_tenant, "reserved"),

@@ -220,6 +220,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             is_elsewhere: false,
             position,
         }),
+        is_em_unavailable: false,
         scopes: Default::default(),
     })
 }
