@@ -1,0 +1,381 @@
+//! The order of waiting requests: users take turns, and the requests of one user go in that user's own order.
+//!
+//! Requests with an equal turn are *own* requests of each other. A request is *behind* if an own present request is earlier
+//! in own order and short at a key where it is short, too. Otherwise it is a *first*. Firsts go by rank time, then requests
+//! behind go by entry time. A priority moves both by a head start. A granted first hands its turn to the next own request
+//! at each key, which then goes after all requests that wait already.
+//!
+//! Invariant: rank times only rise, and a request never gains by the end of another one. At each key, at most one request
+//! of each other turn goes before a first.
+//! Never: decides whether a request fits, or reads a clock.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+    sync::Arc,
+};
+
+use sha2::{Digest as _, Sha256};
+use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
+
+use super::{
+    scope::{TicketLabels, USER},
+    selector::EmSelector,
+    wait_queue::{QueuePosition, WaitKey},
+};
+
+/// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go by entry time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FairBy(BTreeSet<String>);
+
+impl Default for FairBy {
+    /// Turns by user.
+    fn default() -> Self {
+        Self::new([USER.to_owned()])
+    }
+}
+
+impl FairBy {
+    /// Creates turns by these labels.
+    pub fn new(labels: impl IntoIterator<Item = String>) -> Self {
+        Self(labels.into_iter().collect())
+    }
+
+    /// Returns the turn of a request, such as `user=alice`, or `None` without labels. A missing label has the value "", as
+    /// in scopes. A backslash escapes separators, so that unequal values have unequal turns.
+    pub fn turn_of(&self, labels: &TicketLabels<'_>) -> Option<Arc<str>> {
+        let escaped = |text: &str| text.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=");
+        let pair = |label: &String| format!("{}={}", escaped(label), escaped(labels.get(label).unwrap_or_default()));
+        let pairs: Vec<String> = self.0.iter().map(pair).collect();
+        (!pairs.is_empty()).then(|| pairs.join(",").into())
+    }
+
+    /// Returns whether only own requests can wait at a key: a scope whose labels include all labels of the turns.
+    pub fn is_private(&self, wait_key: &WaitKey) -> bool {
+        let WaitKey::Scope(scope) = wait_key else { return false };
+        !self.0.is_empty() && self.0.iter().all(|label| scope.labels().contains_key(label))
+    }
+}
+
+/// Returns the rank time of a request that enters or takes a turn: the database clock, and never before the latest rank time.
+pub fn new_rank_time(now: OffsetDateTime, latest: Option<OffsetDateTime>) -> OffsetDateTime {
+    latest.map_or(now, |latest| now.max(latest.saturating_add(Duration::MICROSECOND)))
+}
+
+/// Class of a waiting request, the first part of its position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// A first within the guarantees of its scopes.
+    Entitled,
+    /// A request without an earlier own one at its keys.
+    First,
+    /// A request with an earlier own one at one of its keys.
+    Behind,
+}
+
+impl Class {
+    /// Returns the class in the bytes of a position, which sort the highest number first.
+    const fn weight(self) -> i16 {
+        match self {
+            Self::Entitled => 1 << 14,
+            Self::First => 0,
+            Self::Behind => -(1 << 14),
+        }
+    }
+}
+
+/// SHA-256 of the conditions on the EM of a request that names none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AnyEm(pub [u8; 32]);
+
+impl AnyEm {
+    /// Returns the hash of the application name and the required labels.
+    pub fn of(selector: &EmSelector) -> Self {
+        let labels = selector.required.as_map().iter().flat_map(|(key, value)| [key.as_str(), value]);
+        let texts = [selector.application_name.as_ref().map_or("", |name| name.as_str())].into_iter().chain(labels);
+        let mut hash = Sha256::new();
+        for text in texts {
+            hash.update((text.len() as u64).to_be_bytes());
+            hash.update(text);
+        }
+        Self(hash.finalize().into())
+    }
+}
+
+/// Key at which own requests take turns: a wait key, or any EM under equal conditions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TurnKey {
+    /// A wait key.
+    At(WaitKey),
+    /// The EMs of requests that name none, regardless of the EM where a request is queued.
+    AnyEm(AnyEm),
+}
+
+/// Sort key of own requests: entry time less head start, then ticket id, as in the positions of requests behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnOrder {
+    time: OffsetDateTime,
+    ticket_id: Uuid,
+}
+
+/// A waiting request with the values that determine its position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankedRequest {
+    /// Id of the ticket that a grant creates.
+    pub ticket_id: Uuid,
+    /// Turn, constant while the request waits; `None` if it has no own requests.
+    pub turn: Option<Arc<str>>,
+    /// Entry time.
+    pub entered: OffsetDateTime,
+    /// Time by which a first goes; never before `entered`.
+    pub rank_time: OffsetDateTime,
+    /// Head start in seconds; negative to let later requests pass.
+    pub priority: i16,
+    /// Class of the latest decision.
+    pub class: Class,
+    /// Whether the call of the request has ended. The request then keeps its position, and own requests pass it.
+    pub is_absent: bool,
+    /// Conditions on the EM, if the request names none.
+    pub any_em: Option<AnyEm>,
+    /// Keys where the request is short.
+    pub short_at: BTreeSet<WaitKey>,
+    /// Whether the request has been short at a key where other users wait.
+    pub was_shared: bool,
+}
+
+impl RankedRequest {
+    /// Creates a request that enters at the rank time `now`, as a first that is short nowhere.
+    pub fn new(ticket_id: Uuid, turn: Option<Arc<str>>, now: OffsetDateTime, priority: i16) -> Self {
+        Self {
+            ticket_id,
+            turn,
+            entered: now,
+            rank_time: now,
+            priority,
+            class: Class::First,
+            is_absent: false,
+            any_em: None,
+            short_at: BTreeSet::new(),
+            was_shared: false,
+        }
+    }
+
+    /// Returns the request as a check at a shared key compares it. After shortages at private keys alone, the request enters
+    /// there at `now`, a new rank time, because the time at its own limits does not count.
+    pub fn at_shared_key(&self, now: OffsetDateTime) -> Self {
+        let mut request = self.clone();
+        if !request.was_shared {
+            (request.entered, request.rank_time) = (now, now);
+        }
+        request
+    }
+
+    /// Returns the position, the same at all keys.
+    pub fn position(&self) -> QueuePosition {
+        let time = if self.class == Class::Behind { self.entered } else { self.rank_time };
+        QueuePosition::new(self.class.weight(), self.before(time), self.ticket_id)
+    }
+
+    /// Returns the place among own requests.
+    pub fn own_order(&self) -> OwnOrder {
+        OwnOrder { time: self.before(self.entered), ticket_id: self.ticket_id }
+    }
+
+    fn before(&self, time: OffsetDateTime) -> OffsetDateTime {
+        time.saturating_sub(Duration::seconds(self.priority.into()))
+    }
+
+    /// Returns the key at which the request takes turns while it is queued at `wait_key`.
+    pub fn turn_key(&self, wait_key: &WaitKey) -> TurnKey {
+        match (self.any_em, wait_key) {
+            (Some(any_em), WaitKey::Em(_)) => TurnKey::AnyEm(any_em),
+            _ => TurnKey::At(wait_key.clone()),
+        }
+    }
+
+    /// Returns the keys at which the request takes turns.
+    fn turn_keys(&self) -> BTreeSet<TurnKey> {
+        self.short_at.iter().map(|wait_key| self.turn_key(wait_key)).collect()
+    }
+}
+
+/// Waiting requests, by turn and key in own order, and the events that change their ranks.
+///
+/// For an event of one request, a part of the waiting requests is enough. At each key of the request, before and after the
+/// event, these are its own requests up to the second present one. Later in own order than the request, they are those up
+/// to the next present one. At each other key of all these, it is the first present own request. A request that was not
+/// read keeps its rank.
+#[derive(Debug, Clone, Default)]
+pub struct OwnRequests {
+    requests: BTreeMap<Uuid, RankedRequest>,
+    queues: BTreeMap<(Arc<str>, TurnKey), BTreeSet<OwnOrder>>,
+    /// Requests whose rank has changed, with their positions before.
+    reranked: BTreeMap<Uuid, QueuePosition>,
+}
+
+impl OwnRequests {
+    /// Inserts a stored request, or a new request, which the caller then requeues.
+    pub fn insert(&mut self, request: RankedRequest) {
+        for key in queue_keys(&request, request.turn_keys()) {
+            self.queues.entry(key).or_default().insert(request.own_order());
+        }
+        self.requests.insert(request.ticket_id, request);
+    }
+
+    /// Returns a request.
+    pub fn get(&self, ticket_id: Uuid) -> Option<&RankedRequest> {
+        self.requests.get(&ticket_id)
+    }
+
+    /// Returns the requests whose rank has changed since the last call, with their positions before.
+    pub fn take_reranked(&mut self) -> BTreeMap<Uuid, QueuePosition> {
+        std::mem::take(&mut self.reranked)
+    }
+
+    /// Returns the class of a request among its own ones: behind if an earlier present one is short at a key where it is
+    /// short, too.
+    pub fn class_of(&self, request: &RankedRequest) -> Class {
+        let own_order = request.own_order();
+        let mut firsts = queue_keys(request, request.turn_keys()).filter_map(|key| self.present_at(&key).next());
+        if firsts.any(|first| first.own_order() < own_order) { Class::Behind } else { Class::First }
+    }
+
+    /// Returns the present own requests that are earlier in own order and short at `wait_key`, but have later positions. The
+    /// assessment of a newcomer counts them as earlier entries, and so does that of [`RankedRequest::at_shared_key`].
+    pub fn passed_by<'a>(
+        &'a self,
+        request: &'a RankedRequest,
+        wait_key: &'a WaitKey,
+    ) -> impl Iterator<Item = &'a RankedRequest> {
+        let (own_order, position) = (request.own_order(), request.position());
+        queue_keys(request, [request.turn_key(wait_key)])
+            .flat_map(|key| self.present_at(&key).collect::<Vec<_>>())
+            .take_while(move |own| own.own_order() < own_order)
+            .filter(move |own| own.position() > position && own.short_at.contains(wait_key))
+    }
+
+    /// Sets the keys where a request is short, when it enters and after each check. `now` is a new rank time.
+    ///
+    /// A request that leaves a key hands its turn there. At the first shared key where it is short, it enters anew.
+    pub fn requeue(&mut self, ticket_id: Uuid, short_at: BTreeSet<WaitKey>, now: OffsetDateTime, fair_by: &FairBy) {
+        let Some(before) = self.remove(ticket_id) else { return };
+        let mut request = RankedRequest { short_at, ..before.clone() };
+        let (left, mut touched) = (before.turn_keys(), request.turn_keys());
+        self.hand(&before, left.difference(&touched), before.rank_time, Bound::Excluded(before.own_order()));
+        if !before.was_shared && !request.short_at.iter().all(|wait_key| fair_by.is_private(wait_key)) {
+            request = RankedRequest { was_shared: true, ..request.at_shared_key(now) };
+            self.reranked.entry(ticket_id).or_insert(before.position());
+        }
+        self.insert(request);
+        touched.extend(left);
+        self.reclassify(&before, touched);
+    }
+
+    /// Removes a granted request. A first uses its turn up: its heirs go after all requests that wait at `now`, a new rank
+    /// time.
+    pub fn granted(&mut self, ticket_id: Uuid, now: OffsetDateTime) {
+        let Some(request) = self.remove(ticket_id) else { return };
+        self.reranked.remove(&ticket_id);
+        if request.class != Class::Behind {
+            self.hand(&request, &request.turn_keys(), now, Bound::Unbounded);
+        }
+        self.reclassify(&request, request.turn_keys());
+    }
+
+    /// Removes a request that is cancelled, refused or removed. Its heirs go at its rank time at the earliest.
+    pub fn left(&mut self, ticket_id: Uuid) {
+        let Some(request) = self.remove(ticket_id) else { return };
+        self.reranked.remove(&ticket_id);
+        self.hand(&request, &request.turn_keys(), request.rank_time, Bound::Excluded(request.own_order()));
+        self.reclassify(&request, request.turn_keys());
+    }
+
+    /// Marks a request absent: an own request takes the turn, at the later of both rank times.
+    pub fn absent(&mut self, ticket_id: Uuid) {
+        let Some(request) = self.requests.get_mut(&ticket_id) else { return };
+        request.is_absent = true;
+        let request = request.clone();
+        self.hand(&request, &request.turn_keys(), request.rank_time, Bound::Excluded(request.own_order()));
+        self.reclassify(&request, request.turn_keys());
+    }
+
+    /// Marks a request present. Its rank time stays, so that it returns to its place, unless an own request used its turn.
+    pub fn returned(&mut self, ticket_id: Uuid) {
+        let Some(request) = self.requests.get_mut(&ticket_id) else { return };
+        request.is_absent = false;
+        let request = request.clone();
+        self.reclassify(&request, request.turn_keys());
+    }
+
+    /// Hands the turn of a request at `keys`: raises the rank times of the own requests from `start` on, up to the first
+    /// present one at each key.
+    fn hand<'a>(
+        &mut self,
+        from: &RankedRequest,
+        keys: impl IntoIterator<Item = &'a TurnKey>,
+        time: OffsetDateTime,
+        start: Bound<OwnOrder>,
+    ) {
+        for key in queue_keys(from, keys.into_iter().cloned()) {
+            let heirs: Vec<Uuid> = self.own_at(&key, start).map(|own| own.ticket_id).collect();
+            for ticket_id in heirs {
+                let Some(own) = self.requests.get_mut(&ticket_id) else { continue };
+                if own.rank_time < time {
+                    self.reranked.entry(ticket_id).or_insert(own.position());
+                    own.rank_time = time;
+                }
+                if !own.is_absent {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Computes the classes again that an event of `request` at `keys` can change: those of the first present request at
+    /// each key, and of requests that were firsts there. The class of an absent request is computed when it returns.
+    fn reclassify(&mut self, request: &RankedRequest, keys: impl IntoIterator<Item = TurnKey>) {
+        let mut touched = BTreeSet::new();
+        for key in queue_keys(request, keys) {
+            let present = self.present_at(&key).enumerate();
+            touched.extend(
+                present.filter(|(at, own)| *at == 0 || own.class != Class::Behind).map(|(_, own)| own.ticket_id),
+            );
+        }
+        for ticket_id in touched {
+            let Some(class) = self.requests.get(&ticket_id).map(|own| self.class_of(own)) else { continue };
+            let Some(own) = self.requests.get_mut(&ticket_id).filter(|own| own.class != class) else { continue };
+            self.reranked.entry(ticket_id).or_insert(own.position());
+            own.class = class;
+        }
+    }
+
+    fn remove(&mut self, ticket_id: Uuid) -> Option<RankedRequest> {
+        let request = self.requests.remove(&ticket_id)?;
+        for key in queue_keys(&request, request.turn_keys()) {
+            if let Some(queue) = self.queues.get_mut(&key) {
+                queue.remove(&request.own_order());
+            }
+        }
+        Some(request)
+    }
+
+    /// Returns the own requests at a key from `start` on, in own order.
+    fn own_at(&self, key: &(Arc<str>, TurnKey), start: Bound<OwnOrder>) -> impl Iterator<Item = &RankedRequest> {
+        let queue = self.queues.get(key).into_iter().flat_map(move |queue| queue.range((start, Bound::Unbounded)));
+        queue.filter_map(|own_order| self.requests.get(&own_order.ticket_id))
+    }
+
+    fn present_at(&self, key: &(Arc<str>, TurnKey)) -> impl Iterator<Item = &RankedRequest> {
+        self.own_at(key, Bound::Unbounded).filter(|own| !own.is_absent)
+    }
+}
+
+/// Returns the queues of the own requests of `request` at `keys`; none if it has no own requests.
+fn queue_keys(
+    request: &RankedRequest,
+    keys: impl IntoIterator<Item = TurnKey>,
+) -> impl Iterator<Item = (Arc<str>, TurnKey)> {
+    let turn = request.turn.clone();
+    keys.into_iter().filter_map(move |key| Some((turn.clone()?, key)))
+}
