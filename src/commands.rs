@@ -75,7 +75,7 @@ pub enum Command {
     Ticket(Box<tickets::TicketCommand>),
     /// Waiting requests: their positions, and the resources that they are short of.
     #[command(after_help = end("waiting --user alice", &calls::LIST_WAITING))]
-    Waiting(Box<waiting::ListWaitingCommand>),
+    Waiting(Box<waiting::WaitingCommand>),
     /// Refusals by user and limit with their numbers, the latest first.
     #[command(after_help = end("refusals --since 1h", &calls::LIST_REFUSALS))]
     Refusals(Box<refusals::ListRefusalsCommand>),

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use rm_client::calls;
 use rm_edge::convert::answer;
 use rm_model::em::EmInstance;
-use rm_proto::v1::{self as proto, ListEmsRequest, ListTicketsRequest};
+use rm_proto::v1::{self as proto, ListEmsRequest, ListTicketsRequest, ListWaitingRequest};
 
 use super::{
     error::CommandFailure,
@@ -134,32 +134,54 @@ fn some(ems: &[proto::EmInstance]) -> String {
 /// # Errors
 /// [`CommandFailure::Refused`] if no ticket or several have the end; [`CommandFailure::Service`].
 pub async fn find_ticket(id: &str, service: &ServiceClient) -> Result<String, CommandFailure> {
+    let page = async |token: String| {
+        let question = ListTicketsRequest { page_size: PAGE, page_token: token, ..Default::default() };
+        let page = service.make(&calls::LIST_TICKETS, &question).await?;
+        let ids: Vec<String> = page.tickets.into_iter().map(|ticket| ticket.ticket_id).collect();
+        Ok((ids, page.next_page_token))
+    };
+    find_by_end(id, ("tickets", "live ticket", "an ended one needs its whole id"), page).await
+}
+
+/// Returns the ticket id of the waiting request whose ticket id ends in `id`; a whole id as it is.
+///
+/// # Errors
+/// As of [`find_ticket`].
+pub async fn find_waiting(id: &str, service: &ServiceClient) -> Result<String, CommandFailure> {
+    let page = async |token: String| {
+        let question = ListWaitingRequest { page_size: PAGE, page_token: token, ..Default::default() };
+        let page = service.make(&calls::LIST_WAITING, &question).await?;
+        let ids: Vec<String> = page.waiting.into_iter().map(|waiting| waiting.ticket_id).collect();
+        Ok((ids, page.next_page_token))
+    };
+    find_by_end(id, ("waiting requests", "waiting request", "`waiting` lists them"), page).await
+}
+
+/// Returns the only id of all pages that ends in `id`; a whole id as it is.
+async fn find_by_end(
+    id: &str,
+    (several, one, advice): (&str, &str, &str),
+    page: impl AsyncFn(String) -> Result<(Vec<String>, String), CommandFailure>,
+) -> Result<String, CommandFailure> {
     let is_end = id.len() >= END_LEAST && id.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
     if Uuid::parse_str(id).is_ok() || !is_end {
         return Ok(id.to_owned());
     }
     let end = id.to_ascii_lowercase();
     progress::shown("looking for the ticket", async {
-        let mut question = ListTicketsRequest { page_size: PAGE, ..Default::default() };
-        let mut found: Vec<String> = Vec::new();
+        let (mut token, mut found) = (String::new(), Vec::<String>::new());
         loop {
-            let page = service.make(&calls::LIST_TICKETS, &question).await?;
-            found.extend(page.tickets.into_iter().map(|ticket| ticket.ticket_id).filter(|id| id.ends_with(&end)));
-            match (found.as_slice(), page.next_page_token) {
-                ([first, second, ..], _) => {
-                    let advice = "type more of the id";
+            let (ids, next) = page(token).await?;
+            found.extend(ids.into_iter().filter(|id| id.ends_with(&end)));
+            match found.as_slice() {
+                [first, second, ..] => {
                     return Err(CommandFailure::Refused(format!(
-                        "several tickets end in {end}: {first}, {second}; {advice}"
+                        "several {several} end in {end}: {first}, {second}; type more of the id"
                     )));
                 }
-                (_, token) if !token.is_empty() => question.page_token = token,
-                ([ticket], _) => return Ok(ticket.clone()),
-                ([], _) => {
-                    let advice = "an ended one needs its whole id";
-                    return Err(CommandFailure::Refused(format!(
-                        "there is no live ticket that ends in {end}; {advice}"
-                    )));
-                }
+                _ if !next.is_empty() => token = next,
+                [id] => return Ok(id.clone()),
+                [] => return Err(CommandFailure::Refused(format!("there is no {one} that ends in {end}; {advice}"))),
             }
         }
     })

@@ -1,20 +1,82 @@
-//! `waiting`: waiting requests with the resources that they are short of.
+//! `waiting`: waiting requests with the resources that they are short of, and their removal.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use rm_proto::v1::{ListWaitingRequest, ListWaitingResponse, WaitQueueEntry, WaitingRequest};
+use rm_client::calls;
+use rm_proto::v1::{ListWaitingRequest, ListWaitingResponse, RemoveWaitingRequest, WaitQueueEntry, WaitingRequest};
 
 use super::{
+    consent, end,
     error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named::{EmName, find_em},
+    named::{EmName, find_em, find_waiting},
     output::{
         table::{Column, TableRow, cells},
         text,
     },
+    service::TIMEOUT,
+    service_arguments::ServiceArguments,
     tickets::amount_cells,
     values,
 };
+
+/// `waiting` without a verb, which lists, or with one.
+#[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct WaitingCommand {
+    #[command(subcommand)]
+    verb: Option<WaitingVerb>,
+
+    #[command(flatten)]
+    list: ListWaitingCommand,
+}
+
+/// Verbs of `waiting`.
+#[derive(Debug, Clone, Subcommand)]
+enum WaitingVerb {
+    /// Remove a waiting request from its queues. Its call ends with this reason. Exit code 1 if it does not wait.
+    #[command(after_help = end("waiting remove 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01 --reason \"asked for by mistake\"", &calls::REMOVE_WAITING))]
+    Remove(RemoveWaitingCommand),
+}
+
+impl WaitingCommand {
+    /// Lists, or runs the verb.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        match self.verb {
+            Some(WaitingVerb::Remove(command)) => command.run().await,
+            None => self.list.run().await,
+        }
+    }
+}
+
+/// Arguments of `waiting remove`.
+#[derive(Debug, Clone, Args)]
+pub struct RemoveWaitingCommand {
+    /// Ticket id of the request, or a unique end of it.
+    #[arg(value_name = "TICKET")]
+    ticket_id: String,
+
+    /// Reason, for the history and the caller of the request.
+    #[arg(long)]
+    reason: Option<String>,
+
+    #[command(flatten)]
+    arguments: ServiceArguments,
+}
+
+impl RemoveWaitingCommand {
+    /// Removes the request.
+    async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let service = self.arguments.service(TIMEOUT)?;
+        let reason = consent::reason(self.reason.as_deref())?;
+        let ticket_id = find_waiting(&self.ticket_id, &service).await?;
+        let question = RemoveWaitingRequest { ticket_id: ticket_id.clone(), reason };
+        let answer = service.make(&calls::REMOVE_WAITING, &question).await?;
+        let removed = || format!("request {ticket_id} does not wait any more\n");
+        self.arguments.printer().answer(&calls::REMOVE_WAITING, &answer, removed)?;
+        Ok(CommandReply::Yes)
+    }
+}
 
 /// Arguments of `waiting`.
 #[derive(Debug, Clone, Args)]

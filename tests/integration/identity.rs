@@ -152,7 +152,7 @@ const MATRIX: &str = "
     ReplaceLimits       ----a      SetPolicy          ----a      Audit               ---oa
     Repair              ----a      AdoptTicket        ----a      Drain               e--oa
     Resume              e--oa      ForceRelease       ---oa      Hold                ---oa
-    ReleaseHold         ---oa      ListHolds          ---oa      PutProvider         ----a
+    RemoveWaiting       ---oa      ReleaseHold        ---oa      ListHolds          ---oa      PutProvider         ----a
     DeleteProvider      ----a      ListProviders      ---oa      GetQueue            -mvoa
     ListQueues          -mvoa      ListApplications   -mvoa      GetOverview         -mvoa
     ListInstances       -mvoa      ListTasks          -mvoa      UsageService/Watch  -mvoa

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::{harness::*, proxy::FaultPlan};
 
 mod outages;
+mod removal;
 mod wake_ups;
 
 fn user_limit(user: &str, instances: i64) -> Rule {

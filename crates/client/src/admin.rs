@@ -62,6 +62,12 @@ impl RmClient {
         Ok(self.make(&calls::FORCE_RELEASE, &message).await?.ended)
     }
 
+    /// Removes a waiting request from its queues. Its call ends with the reason `REMOVED_FROM_QUEUE`. Requires an operator.
+    pub async fn remove_waiting(&self, ticket_id: Uuid, reason: &str) -> Result<()> {
+        let message = proto::RemoveWaitingRequest { ticket_id: ticket_id.to_string(), reason: reason.to_owned() };
+        self.make(&calls::REMOVE_WAITING, &message).await.map(drop)
+    }
+
     /// Blocks all changes to an EM or a user for a bounded time. Requires an operator.
     pub async fn hold(&self, new: &NewHold) -> Result<ResourceHold> {
         let (em, user) = named(&new.key);

@@ -103,6 +103,8 @@ calls! {
     RESUME: "AdminService" / "Resume", ResumeRequest => ResumeResponse, ONLY_IF_NOT_DONE;
     /// A repetition succeeds.
     FORCE_RELEASE: "AdminService" / "ForceRelease", ForceReleaseRequest => ForceReleaseResponse, SAFE;
+    /// A repetition changes nothing.
+    REMOVE_WAITING: "AdminService" / "RemoveWaiting", RemoveWaitingRequest => RemoveWaitingResponse, SAFE;
     /// A repetition restarts the duration.
     HOLD: "AdminService" / "Hold", HoldRequest => HoldResponse, SAFE;
     /// A repetition does not return that the hold existed, or ends a later hold.

@@ -1,4 +1,4 @@
-//! `AdminService`: audit, repair, adoption, drains, forced releases and holds.
+//! `AdminService`: audit, repair, adoption, drains, forced releases, removals of waiting requests, and holds.
 //!
 //! Each method parses its message, checks the call scope, calls one service and converts the result. The edge has
 //! authenticated the caller already. Never: decides or writes; the services do. Caller: the gRPC routes.
@@ -10,7 +10,7 @@ use tonic::Request;
 use crate::rpc::{Reply, rpc};
 use rm_model::{
     access::CallScope,
-    operation::{ForceRelease, Operation, Outcome},
+    operation::{ForceRelease, Operation, Outcome, RemoveWaiting},
 };
 use rm_service::{
     audit::AuditService, committer::Committer, error::Error, holds::HoldService, ticket_lookup::TicketLookup,
@@ -113,6 +113,15 @@ impl AdminRpc {
         }
     }
 
+    async fn remove_waiting(&self, call: Request<proto::RemoveWaitingRequest>) -> Reply<proto::RemoveWaitingResponse> {
+        let (ticket_id, reason) = convert::operator::remove_waiting(call.get_ref())?;
+        let em = self.tickets.em_of_waiting(ticket_id).await?;
+        match self.submit(&call, Operation::Remove(RemoveWaiting { ticket_id, em, reason })).await? {
+            Outcome::RemovedFromQueue => Ok(proto::RemoveWaitingResponse {}),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     async fn hold(&self, call: Request<proto::HoldRequest>) -> Reply<proto::HoldResponse> {
         let new = convert::operator::hold(call.get_ref().clone())?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
@@ -142,6 +151,7 @@ rpc! {
         drain: DrainRequest => DrainResponse,
         resume: ResumeRequest => ResumeResponse,
         force_release: ForceReleaseRequest => ForceReleaseResponse,
+        remove_waiting: RemoveWaitingRequest => RemoveWaitingResponse,
         hold: HoldRequest => HoldResponse,
         release_hold: ReleaseHoldRequest => ReleaseHoldResponse,
         list_holds: ListHoldsRequest => ListHoldsResponse,

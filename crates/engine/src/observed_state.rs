@@ -21,6 +21,7 @@ use rm_model::{
     hold::Holds,
     ledger::{PostCommitState, WaitQueueView},
     limit::Limits,
+    name::Name,
     operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
@@ -51,6 +52,8 @@ pub struct CheckState {
     pub ended: HashMap<Uuid, EndedTicket>,
     /// Entries of the wait queues.
     pub line: WaitQueueView,
+    /// Reasons of the removals of requests that are no longer queued; empty in the cache.
+    pub removed: HashMap<Uuid, Name>,
     /// Holds on the EMs and users; empty in the cache.
     pub holds: Holds,
     /// Clusters of the requested external queues; empty in the cache.
@@ -92,10 +95,7 @@ impl CheckState {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let position = match request.queued_ticket() {
-            Some(ticket_id) => Some(self.line.line.position_of(ticket_id).ok_or(Rejection::PlaceLost)?),
-            None => None,
-        };
+        let position = request.stored_position(&self.line.line, &self.removed)?;
         assessment::check_em(em, &self.limits, &request.ask)?;
         let assessed = self.assess(em, request, position)?;
         Ok(match self.holds.or_block(em, assessed, request) {

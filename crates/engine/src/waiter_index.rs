@@ -63,6 +63,8 @@ enum WaiterSet {
     Anywhere,
     /// Unknown: concerns all waiters.
     Everywhere,
+    /// No capacity: the request of this ticket was removed.
+    Ticket(Uuid),
 }
 
 /// Freed event. All concerned waiters up to `up_to` have been woken; `None` if all of them have been.
@@ -360,6 +362,7 @@ impl<H: Clone> WaiterIndex<H> {
                 WaiterSet::Em(key) => any_em && !is_covered || keys.contains(&key) && !(is_covered && news.has_local),
                 WaiterSet::Anywhere => any_em && !is_covered,
                 WaiterSet::Everywhere => !is_covered,
+                WaiterSet::Ticket(ticket_id) => ticket_id == position.ticket_id(),
             }
         };
         count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
@@ -509,7 +512,7 @@ impl<H: Clone> WaiterIndex<H> {
         }
         let key = match queue {
             WaiterSet::At(key) | WaiterSet::Em(key) => Some(key),
-            WaiterSet::Anywhere | WaiterSet::Everywhere => None,
+            WaiterSet::Anywhere | WaiterSet::Everywhere | WaiterSet::Ticket(_) => None,
         };
         let at = key.and_then(|key| self.at.get(&key));
         let anywhere = Some(&self.anywhere).filter(|_| is_anywhere);
@@ -577,19 +580,43 @@ impl<H: Clone> WaiterIndex<H> {
             }
             left.push(waiter);
         }
-        // All granted waiters have left, so that none of them is the next one.
-        let mut last = BTreeSet::new();
-        for waiter in &left {
-            last.extend(self.hand_on(waiter, &freed));
-        }
-        // A request that enters now comes behind all of them, and no waiter would wake it.
-        last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None, false));
+        self.hand_on_all(&left, &freed);
         // The cache has observed a submitted waiter and all earlier ones.
         self.wake_freed(
             &freed,
             |waiter| if waiter.tries && !others_wait { WakeReason::SEEN } else { WakeReason::NEWS },
         );
         left.iter().for_each(|waiter| self.settle(waiter));
+    }
+
+    /// Handles the removal of requests by an operator: they are no waiters any more, so that what they leave wakes those behind
+    /// them. Returns the handles of the waiters among them, which must check once.
+    pub fn removed(&mut self, ticket_ids: impl IntoIterator<Item = Uuid>) -> Vec<H> {
+        let mut left = Vec::new();
+        for ticket_id in ticket_ids {
+            match self.take(ticket_id) {
+                Some(waiter) => left.push(waiter),
+                // The waiter may be about to enter.
+                None => self.publish(WaiterSet::Ticket(ticket_id), None, false),
+            }
+        }
+        let handles = left.iter().map(|waiter| waiter.sleeper.wake.clone()).collect();
+        // What others leave is freed by the removal itself.
+        let (woken, others): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|waiter| matches!(waiter.state, WaiterState::Awake(Some(_))));
+        self.hand_on_all(&woken, &FreedCapacity::default());
+        woken.iter().chain(&others).for_each(|waiter| self.settle(waiter));
+        handles
+    }
+
+    /// Hands the wake-ups of waiters that have left to the next ones. All of them have left, so that none is the next one.
+    fn hand_on_all(&mut self, left: &[Waiter<H>], freed: &FreedCapacity) {
+        let mut last = BTreeSet::new();
+        for waiter in left {
+            last.extend(self.hand_on(waiter, freed));
+        }
+        // A request that enters now comes behind all of them, and no waiter would wake it.
+        last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None, false));
     }
 
     /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
@@ -607,7 +634,7 @@ impl<H: Clone> WaiterIndex<H> {
         }
     }
 
-    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Where the batch freed
+    /// Wakes the next waiter behind one that has left, with the wake reason that the latter did not take. Where the batch freed
     /// capacity, also wakes the first waiter ahead, which may fit in what is left. Returns the keys without a next waiter; `None`
     /// means the waiters that accept any EM.
     fn hand_on(&mut self, granted: &Waiter<H>, freed: &FreedCapacity) -> Vec<Option<WaitKeyHash>> {

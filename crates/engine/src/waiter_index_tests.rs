@@ -466,3 +466,29 @@ fn waiter_at_other_position_wakes_in_new_order() {
         assert_eq!(index.at[&A].len(), 3);
     }
 }
+
+/// A removed waiter checks once. It takes no wake-up any more, and hands on the one that it has not taken.
+#[test]
+fn removed_waiter_wakes_next() {
+    let mut index = line(5);
+    assert_eq!(index.removed([id(1)]).len(), 1);
+    assert_eq!((awake(&index), index.at[&A].len()), (vec![], 3), "its reservation wakes others, and it is no waiter");
+    index.wake_at(&freed(A, 1));
+    assert_eq!(awake(&index), [2]);
+    index.removed([id(2)]);
+    assert_eq!(awake(&index), [3], "the wake-up of the removed one");
+    index.remove(id(1));
+    assert_eq!(index.rest(id(1)), None);
+}
+
+/// A request that enters while it is removed checks once more.
+#[test]
+fn waiter_at_insert_misses_no_removal() {
+    let mut index = line(3);
+    let since = index.news_count();
+    assert!(index.removed([id(100), id(101)]).is_empty());
+    index.insert(position(100), sleeper(1), [B], since);
+    assert_eq!(index.rest(id(100)), Some(WakeReason::NEWS));
+    index.insert(position(102), sleeper(1), [B], since);
+    assert_eq!(index.rest(id(102)), None, "another one was removed");
+}

@@ -33,6 +33,8 @@ pub enum Action {
     Reported,
     /// A ticket ended, or an EM was removed (only [`TicketEnd::Unregistered`] and [`TicketEnd::Lost`]).
     Ended(TicketEnd),
+    /// An operator removed a waiting request: the line has the ticket id that a grant would have used, and no ticket exists.
+    RemovedFromQueue,
     /// The counters of an EM or a scope were repaired to the sums of the tickets.
     Repaired,
     /// A limit was set.
@@ -63,7 +65,7 @@ pub enum Action {
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -75,6 +77,7 @@ impl Action {
         Self::Ended(TicketEnd::Unregistered),
         Self::Ended(TicketEnd::Lost),
         Self::Ended(TicketEnd::Forced),
+        Self::RemovedFromQueue,
         Self::Repaired,
         Self::LimitSet,
         Self::LimitDeleted,
@@ -100,6 +103,7 @@ impl Action {
             Self::Inited => "inited",
             Self::Reported => "reported",
             Self::Ended(end) => end.as_str(),
+            Self::RemovedFromQueue => "removed_from_queue",
             Self::Repaired => "repaired",
             Self::LimitSet => "limit_set",
             Self::LimitDeleted => "limit_deleted",

@@ -23,6 +23,7 @@ use super::{
     external::Clusters,
     hold::Holds,
     limit::{LimitedScope, Limits},
+    name::Name,
     operation::{Grant, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord},
     principal::{Actor, Principal},
     report::ReportNumber,
@@ -30,7 +31,7 @@ use super::{
     scope::{ScopeCounter, ScopeHoldings, TicketLabels},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
-    wait_queue::{MUCH, WaitKey, WaitKeys},
+    wait_queue::{MUCH, WaitKey, WaitKeys, WaitingRequest},
 };
 
 mod adopting;
@@ -69,6 +70,8 @@ pub struct Ledger {
     limits: Arc<Limits>,
     scopes: HashMap<ScopeCounter, ScopeSlot>,
     line: WaitQueueView,
+    waiting: HashMap<Uuid, WaitingRequest>,
+    removed: HashMap<Uuid, Name>,
     clusters: Clusters,
     deltas: Deltas,
 }
@@ -96,6 +99,8 @@ impl Ledger {
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
             line: snapshot.line,
+            waiting: snapshot.waiting,
+            removed: snapshot.removed,
             clusters: snapshot.clusters,
             deltas: Deltas::default(),
         }
@@ -122,6 +127,7 @@ impl Ledger {
             Operation::Released(op) => self.released(op),
             Operation::Undo(op) => self.undo(op),
             Operation::Force(op) => self.force(op),
+            Operation::Remove(op) => self.remove_waiting(op),
             Operation::Drain(op) => self.drain(op),
             Operation::Resume(op) => self.resume(op),
             Operation::Expire(op) => self.expire(op),

@@ -54,6 +54,8 @@ pub enum Operation {
     Undo(ReleaseTicket),
     /// Ends a ticket by an operator.
     Force(ForceRelease),
+    /// Removes a waiting request by an operator.
+    Remove(RemoveWaiting),
     /// Drains an EM.
     Drain(DrainEm),
     /// Ends the drain of an EM.
@@ -184,6 +186,18 @@ pub struct ForceRelease {
     pub reason: Name,
 }
 
+/// Operation that removes a waiting request from its queues by an operator. It changes no counter, and the row of the request
+/// decides between it and a grant. It needs no resource lock, and neither a hold nor another transaction delays it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RemoveWaiting {
+    /// Id of the ticket that a grant would create.
+    pub ticket_id: Uuid,
+    /// EM of the latest decision that the caller knows. The request can be queued at another one since.
+    pub em: EmInstance,
+    /// Reason, for display.
+    pub reason: Name,
+}
+
 /// Start of a step through the tickets of an EM, in order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepCursor {
@@ -218,6 +232,7 @@ impl Operation {
             Self::Reported(op) => &op.em,
             Self::Released(op) | Self::Undo(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
             Self::Force(op) => &op.ticket.em,
+            Self::Remove(op) => &op.em,
             Self::Drain(op) => &op.em,
             Self::Resume(op) => &op.em,
             Self::Reap(op) => &op.em,
@@ -236,6 +251,7 @@ impl Operation {
             Self::Released(_) => "released",
             Self::Undo(_) => "undo",
             Self::Force(_) => "force",
+            Self::Remove(_) => "remove",
             Self::Drain(_) => "drain",
             Self::Resume(_) => "resume",
             Self::Expire(_) => "expire",
@@ -282,6 +298,7 @@ impl Operation {
             Self::Register(_)
             | Self::Unregister(_)
             | Self::Request(_)
+            | Self::Remove(_)
             | Self::Drain(_)
             | Self::Resume(_)
             | Self::Reap(_)
@@ -371,6 +388,14 @@ impl Operation {
         used.application_id().filter(|id| !id.is_empty())
     }
 
+    /// Returns the ticket id of the waiting request of [`Operation::Remove`].
+    pub fn removes(&self) -> Option<Uuid> {
+        match self {
+            Self::Remove(op) => Some(op.ticket_id),
+            _ => None,
+        }
+    }
+
     /// Returns the ticket id of the request, if it has a queue entry.
     pub fn queued_ticket(&self) -> Option<Uuid> {
         self.request()?.queued_ticket()
@@ -381,10 +406,11 @@ impl Operation {
         self.request()?.ask.request_id.as_ref()
     }
 
-    /// Returns the lock keys: the EM, and the user if users are locked.
+    /// Returns the lock keys: the EM, and the user if users are locked; none of a removal.
     pub fn lock_keys(&self, locks_users: bool) -> impl Iterator<Item = LockKey> + use<> {
+        let em = Some(self.em().clone()).filter(|_| self.removes().is_none());
         let user = self.user().filter(|_| locks_users).cloned();
-        [Some(LockKey::Em(self.em().clone())), user.map(LockKey::User)].into_iter().flatten()
+        [em.map(LockKey::Em), user.map(LockKey::User)].into_iter().flatten()
     }
 }
 
@@ -416,6 +442,8 @@ pub enum Outcome {
     Released,
     /// The ticket has ended, now by an operator or earlier.
     Forced(Box<EndedTicket>),
+    /// The request has left its queues, removed now or earlier by an operator.
+    RemovedFromQueue,
     /// The EM is drained.
     Drained(Arc<EmDrain>),
     /// The EM accepts grants; true if it was drained before.

@@ -151,6 +151,9 @@ pub fn is_short_at_every_em(wait_keys: &WaitKeys) -> bool {
 /// Number of requests for "unknown, possibly many".
 pub const MUCH: u32 = u32::MAX;
 
+/// Maximum number of requests that removed entries wake at one wait key.
+pub const RESERVATIONS_COUNTED_MAX: u32 = 4;
+
 /// Wait keys with freed capacity or fewer earlier entries, each with the approximate number of requests that caused it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreedKeys(BTreeMap<WaitKey, u32>);
@@ -160,6 +163,13 @@ impl FreedKeys {
     pub fn add(&mut self, wait_key: WaitKey, requests: u32) {
         let noted = self.0.entry(wait_key).or_default();
         *noted = noted.saturating_add(requests);
+    }
+
+    /// Adds the reservation of one removed request at a key. It is no capacity: above [`RESERVATIONS_COUNTED_MAX`] a few requests
+    /// check, and each granted one wakes the next.
+    pub fn add_reservation(&mut self, wait_key: WaitKey) {
+        let noted = self.0.entry(wait_key).or_default();
+        *noted = if *noted < RESERVATIONS_COUNTED_MAX { *noted + 1 } else { MUCH };
     }
 
     /// Replaces numbers above `most` by [`MUCH`].
@@ -752,20 +762,27 @@ mod tests {
         });
     }
 
-    #[test]
-    fn wait_queues_after_random_changes_agree_with_plain_list() {
-        let (keys, mut random) = ([em("a"), em("b"), user("u")], 7_u64);
-        let mut next = |below: u64| {
+    /// Returns a generator of numbers below a bound.
+    fn random_numbers() -> impl FnMut(u64) -> u64 {
+        let mut random = 7_u64;
+        move |below| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
-        };
+        }
+    }
+
+    /// A position of a request: of two ranks the smaller is earlier.
+    fn at_rank(number: u128, rank: u64) -> QueuePosition {
+        let since = OffsetDateTime::UNIX_EPOCH + std::time::Duration::from_micros(rank);
+        QueuePosition::new(0, since, id(number))
+    }
+
+    #[test]
+    fn wait_queues_after_random_changes_agree_with_plain_list() {
+        let (keys, mut next) = ([em("a"), em("b"), user("u")], random_numbers());
         let (mut line, mut plain) = (WaitQueues::default(), BTreeMap::<(usize, u128), (i64, bool)>::new());
         // The requests change their positions, too.
         let mut ranks: [u64; 12] = std::array::from_fn(|number| number as u64);
-        let at_rank = |number: u128, rank: u64| {
-            let since = OffsetDateTime::UNIX_EPOCH + std::time::Duration::from_micros(rank);
-            QueuePosition::new(0, since, id(number))
-        };
         for _ in 0..20_000 {
             let (number, cores) = (u128::from(next(12)), i64::try_from(next(3)).unwrap());
             let own: Vec<(usize, bool)> =

@@ -119,10 +119,10 @@ pub(super) async fn clusters(
 }
 
 /// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of those requests
-/// themselves.
+/// and of `removing` themselves.
 pub(super) async fn line(
     connection: &mut PgConnection,
-    requests: &[&PlacedRequest],
+    (requests, removing): (&[&PlacedRequest], &[Uuid]),
     limits: &Limits,
     clusters: &Clusters,
     holds: &Holds,
@@ -137,10 +137,24 @@ pub(super) async fn line(
             .chain(held.into_keys())
             .map(move |wait_key| (wait_key, extent))
     }));
-    let in_line: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
-    let line = match wait_keys.is_empty() {
+    let queued = requests.iter().filter_map(|request| request.queued_ticket());
+    let in_line: Vec<Uuid> = queued.chain(removing.iter().copied()).collect();
+    let line = match wait_keys.is_empty() && in_line.is_empty() {
         true => WaitQueues::default(),
         false => waiting::line(connection, &wait_keys, &in_line).await?,
     };
     Ok(WaitQueueView { line, wait_keys: Some(wait_keys) })
+}
+
+/// Returns the reasons of the removals of those requests that have no queue entry any more. It reads nothing in the usual case.
+pub(super) async fn removed(
+    connection: &mut PgConnection,
+    ticket_ids: impl Iterator<Item = Uuid>,
+    queues: &WaitQueues,
+) -> Result<HashMap<Uuid, Name>, StoreError> {
+    let missing: Vec<Uuid> = ticket_ids.filter(|ticket_id| queues.position_of(*ticket_id).is_none()).collect();
+    match missing.is_empty() {
+        true => Ok(HashMap::new()),
+        false => action_record::removed_from_queue(connection, &missing).await,
+    }
 }

@@ -220,6 +220,7 @@ impl RequestCall<'_> {
             queued.record_result(match &answer {
                 Ok((Outcome::Refused(_), _)) => "timed_out",
                 Ok(_) => "granted",
+                Err(Error::Rejected(rejection)) if rejection.is_removal() => "removed",
                 Err(_) => "failed",
             });
         }
@@ -287,7 +288,15 @@ impl RequestCall<'_> {
             Patience::OtherEms => LockWait::try_other_ems(until),
             Patience::OtherEmsAfterPause => LockWait::try_other_ems_after_pause(until),
         };
-        self.service.commit(request, lock_wait).await
+        let Some(queued) = &self.queued else { return self.service.commit(request, lock_wait).await };
+        tokio::select! {
+            biased;
+            outcome = self.service.commit(request.clone(), lock_wait) => outcome,
+            // The operation may wait for a contended EM. A check needs no lock.
+            () = queued.removed() => {
+                self.service.admission.check(request, until).await.map(|_| Outcome::Contended)
+            }
+        }
     }
 
     /// Renews the instance and adds the wait parameters to a request in the queue.

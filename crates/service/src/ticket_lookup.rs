@@ -16,13 +16,16 @@ use uuid::Uuid;
 
 use crate::{error::Error, tasks::InstanceTasks};
 use rm_model::{
+    action::{Action, ActionRecord},
+    audit::Subject,
+    em::EmInstance,
     external::place_of,
     operation::{Rejection, ReleaseTicket, TicketRef},
 };
 use rm_store::{
     Store, StoreError, action_record,
     session::{Session, answered_within, within_timeout},
-    user_resource,
+    user_resource, waiting,
 };
 
 /// Maximum number of lookups that wait.
@@ -61,6 +64,26 @@ impl TicketLookup {
     pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
         let found = within_timeout(user_resource::read(&self.store.pool().await?, &[ticket_id])).await?;
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
+    }
+
+    /// Returns the EM of a waiting request, or of one that an operator has removed from its queues.
+    ///
+    /// # Errors
+    /// - [`Rejection::NotWaiting`] if no request waits under this ticket id.
+    /// - Database errors.
+    #[boxed]
+    pub async fn em_of_waiting(&self, ticket_id: Uuid) -> Result<EmInstance, Error> {
+        let found = async {
+            let pool = self.store.pool().await?;
+            if let Some(em) = waiting::em_of(&pool, ticket_id).await? {
+                return Ok::<_, StoreError>(Some(em));
+            }
+            Ok(match action_record::list(&pool, Some(ticket_id), 0, 1).await?.pop() {
+                Some(ActionRecord { action: Action::RemovedFromQueue, subject: Subject::Em(em), .. }) => Some(em),
+                _ => None,
+            })
+        };
+        within_timeout(found).await?.ok_or_else(|| Rejection::NotWaiting(ticket_id).into())
     }
 
     /// Completes a ticket reference with the user and EM that the caller omitted.

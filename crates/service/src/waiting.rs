@@ -53,7 +53,16 @@ mod maintenance;
 pub use maintenance::{listen, renew, run};
 
 /// The waiters of this instance.
-type Waiters = WaiterIndex<Arc<Notify>>;
+type Waiters = WaiterIndex<Arc<WaiterSignals>>;
+
+/// Signals to one waiting call.
+#[derive(Debug, Default)]
+struct WaiterSignals {
+    /// Capacity may be free.
+    wake: Notify,
+    /// An operator has removed the request.
+    removed: CancellationToken,
+}
 
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -147,6 +156,15 @@ impl LocalWaitQueue {
         self.change(|index| index.committed(freed, granted, others_wait));
     }
 
+    /// Lets those of the removed requests that wait here check once, and end.
+    pub fn removed(&self, ticket_ids: impl IntoIterator<Item = Uuid>) {
+        let removed = self.change(|index| match index.callers {
+            0 => Vec::new(),
+            _ => index.removed(ticket_ids),
+        });
+        removed.iter().for_each(|waiter| waiter.removed.cancel());
+    }
+
     /// Returns the sequence number of the last freed event.
     pub fn freed_count(&self) -> u64 {
         self.index().news_count()
@@ -215,7 +233,7 @@ impl LocalWaitQueue {
             let result = change(&mut index);
             (result, index.take_woken())
         };
-        woken.iter().for_each(|waiter| waiter.notify_one());
+        woken.iter().for_each(|waiter| waiter.wake.notify_one());
         result
     }
 }
@@ -264,7 +282,7 @@ pub struct WaitHandle {
     line: LocalWaitQueue,
     /// Whether the request names no EM.
     any_em: bool,
-    sleeper: WaiterProfile<Arc<Notify>>,
+    sleeper: WaiterProfile<Arc<WaiterSignals>>,
     until: Instant,
     /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
     in_doubt: Option<Uuid>,
@@ -369,8 +387,14 @@ impl WaitHandle {
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
             () = tokio::time::sleep_until(self.until) => WaitResult::DeadlinePassed,
-            () = self.sleeper.wake.notified() => WaitResult::Look(self.line.index().woken_by(ticket_id)),
+            () = self.removed() => WaitResult::Look(WakeReason::NEWS),
+            () = self.sleeper.wake.wake.notified() => WaitResult::Look(self.line.index().woken_by(ticket_id)),
         }
+    }
+
+    /// Waits until an operator removes the request.
+    pub async fn removed(&self) {
+        self.sleeper.wake.removed.cancelled().await;
     }
 
     /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.

@@ -17,6 +17,7 @@ use uuid::Uuid;
 use rm_model::{
     action::{Action, ActionRecord},
     em::EmInstance,
+    name::Name,
     resource::Resource,
     ticket::EndedTicket,
     ticket_end::TicketEnd,
@@ -85,6 +86,22 @@ pub async fn adopted(
     .fetch_all(executor)
     .await?;
     TABLE.parse(&rows, |row| Ok((row.get("ticket_id")?, row.resource("resource", row.resource_type()?)?)))
+}
+
+/// Returns the reasons of the removals of those waiting requests among `ticket_ids` whose removal the history still contains.
+pub async fn removed_from_queue(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, Name>, StoreError> {
+    let rows = sqlx::query(
+        "-- action_record::removed_from_queue
+        SELECT ticket_id, reason FROM linkis_resource_action_record WHERE ticket_id = ANY ($1) AND action = $2",
+    )
+    .bind(ticket_ids)
+    .bind(Action::RemovedFromQueue.as_str())
+    .fetch_all(executor)
+    .await?;
+    TABLE.parse(&rows, |row| Ok((row.get("ticket_id")?, row.name("reason")?)))
 }
 
 /// Returns whether the line `number` with the time `at` exists: the evidence of a commit. The number alone proves

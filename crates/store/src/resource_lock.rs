@@ -58,6 +58,8 @@ pub async fn lock(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     .fetch_one(connection)
     .await?;
     let all = usize::try_from(taken).is_ok_and(|taken| taken == keys.len());
+    // Removals of waiting requests have no keys.
+    let places = places.or_else(|| keys.is_empty().then(|| "{}".to_owned()));
     Ok(places.filter(|_| all).map(|places| Locks { now, transaction_id, count: keys.len(), places }))
 }
 

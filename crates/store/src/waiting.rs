@@ -2,7 +2,8 @@
 //! queue entry, and `linkis_rm_instance` one liveness row per instance with waiters.
 //!
 //! Entries of instances that are not alive do not count, and are deleted later. The committer inserts and moves entries
-//! under the resource locks. A cancelled request is removed without them. Never: decides a position; the ledger does.
+//! under the resource locks. A cancelled request is removed without them, and so is one that an operator removes: its row is
+//! locked first. Never: decides a position; the ledger does.
 //! Callers: `rm_service::waiting` and the committer.
 //!
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
@@ -14,11 +15,13 @@ use sqlx::{Connection as _, PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
+    em::EmInstance,
     ledger::{EnqueuedDelta, RequeuedDelta},
     name::Name,
     resource::Resource,
     wait_queue::{
         FreedKeys, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
+        WaitingRequest,
     },
 };
 
@@ -248,8 +251,8 @@ async fn insert_entries(
     expect_rows("linkis_resource_waiting_entry", rows.len(), done.rows_affected())
 }
 
-/// Deletes requests with their entries. All must be queued, and the caller owns the locks, so no entry can move
-/// meanwhile.
+/// Deletes requests with their entries. All must be queued, and the caller owns the locks, or has locked the rows, so no entry
+/// can move meanwhile.
 ///
 /// # Errors
 /// [`StoreError::RowCount`] if a request has been cancelled meanwhile; database errors.
@@ -264,6 +267,36 @@ pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Resul
     .fetch_one(connection)
     .await?;
     expect_rows(TABLE.0, ticket_ids.len(), gone.unsigned_abs())
+}
+
+/// Returns the EM of a waiting request; `None` if no request waits under this ticket id.
+pub async fn em_of(executor: impl PgExecutor<'_>, ticket_id: Uuid) -> Result<Option<EmInstance>, StoreError> {
+    let row = sqlx::query(
+        "-- waiting::em_of
+        SELECT em_application_name, em_instance FROM linkis_resource_waiting WHERE ticket_id = $1",
+    )
+    .bind(ticket_id)
+    .fetch_optional(executor)
+    .await?;
+    row.map(|row| TABLE.row(&row).em()).transpose()
+}
+
+/// Locks the rows of the waiting requests among `ticket_ids`, in their order, and returns the requests. The entries of a locked
+/// request neither move nor leave until the transaction ends.
+pub async fn lock(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, WaitingRequest>, StoreError> {
+    let rows = sqlx::query(
+        r#"-- waiting::lock
+        SELECT ticket_id, waiting_since, "user", creator, engine_type, em_application_name, em_instance, any_em, resource_type,
+            resource::text, labels::text, caps::text, wait_until
+        FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) ORDER BY ticket_id FOR UPDATE"#,
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    TABLE.parse(&rows, |row| list::request(row).map(|request| (request.ticket_id, request)))
 }
 
 /// Requests removed from the queues.

@@ -7,8 +7,8 @@ use clap::{Args as _, Command, FromArgMatches as _};
 
 use rm_model::external::YARN;
 use rm_proto::v1::{
-    ListEmsRequest, ListLimitsRequest, ListProvidersRequest, ListQueuesRequest, ListScopesRequest, ListTicketsRequest,
-    ListUsersRequest, ProviderSelector, Ticket,
+    EmInstance, ListEmsRequest, ListLimitsRequest, ListProvidersRequest, ListQueuesRequest, ListScopesRequest,
+    ListTicketsRequest, ListUsersRequest, ListWaitingRequest, ProviderSelector,
 };
 
 use super::{
@@ -96,7 +96,12 @@ async fn read(
     match kind {
         NameKind::Em => pages.read(ListEmsRequest::default(), |em| Name::new(&text::em(em.em.as_ref()))).await,
         NameKind::User => pages.read(ListUsersRequest::default(), |user| Name::new(&text::name(&user.user))).await,
-        NameKind::Ticket => pages.read(ListTicketsRequest::default(), ticket).await,
+        NameKind::Ticket => {
+            pages.read(ListTicketsRequest::default(), |t| ticket(&t.ticket_id, &t.user, t.em.as_ref())).await
+        }
+        NameKind::Waiting => {
+            pages.read(ListWaitingRequest::default(), |w| ticket(&w.ticket_id, &w.user, w.em.as_ref())).await
+        }
         NameKind::Limit => pages.read(ListLimitsRequest::default(), |limit| Name::new(&limits::name(limit))).await,
         NameKind::Scope => {
             pages.read(ListScopesRequest::default(), |scope| Name::new(&text::labels(&scope.labels))).await
@@ -150,9 +155,7 @@ fn shorten(names: &mut [Name]) {
     }
 }
 
-fn ticket(ticket: &Ticket) -> Name {
-    let id = &ticket.ticket_id;
+fn ticket(id: &str, user: &str, em: Option<&EmInstance>) -> Name {
     let end = id.get(id.len().saturating_sub(TICKET_END)..).unwrap_or(id).to_owned();
-    let about = format!("{} on {}", text::name(&ticket.user), text::em(ticket.em.as_ref()));
-    Name { forms: vec![end, id.clone()], about }
+    Name { forms: vec![end, id.to_owned()], about: format!("{} on {}", text::name(user), text::em(em)) }
 }

@@ -74,6 +74,8 @@ pub enum NameKind {
     User,
     /// Live tickets.
     Ticket,
+    /// Waiting requests, by their ticket ids.
+    Waiting,
     /// Limits, by their labels.
     Limit,
     /// Scopes, by their labels.
@@ -185,6 +187,7 @@ impl<'g> Cursor<'g> {
             ("user", _) => Some(NameKind::User),
             ("queue", _) => Some(NameKind::Queue),
             ("provider", _) => Some(NameKind::Provider),
+            (_, "TICKET") if noun == "waiting" => Some(NameKind::Waiting),
             // An adopted ticket gets a new id.
             (_, "TICKET") if !self.path.contains(&"adopt") => Some(NameKind::Ticket),
             ("labels", "LABELS") if noun == "limit" => Some(NameKind::Limit),
@@ -294,7 +297,7 @@ mod tests {
 
     #[test]
     fn completion_names_have_kinds() {
-        use NameKind::{Em, Limit, Provider, Queue, Scope, Ticket, User};
+        use NameKind::{Em, Limit, Provider, Queue, Scope, Ticket, User, Waiting};
         let mut grammar = command_line();
         grammar.build();
         for (line, kind, is_file) in [
@@ -303,6 +306,7 @@ mod tests {
             ("linkis-rm waiting --user ", Some(User), false),
             ("linkis-rm ticket release --reason stuck ", Some(Ticket), false),
             ("linkis-rm ticket adopt ", None, false),
+            ("linkis-rm waiting remove ", Some(Waiting), false),
             ("linkis-rm history --ticket ", Some(Ticket), false),
             ("linkis-rm limit get ", Some(Limit), false),
             ("linkis-rm scope get ", Some(Scope), false),

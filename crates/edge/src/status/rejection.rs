@@ -75,6 +75,11 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
         }
         // No caller gets this rejection: the request enters the wait queue again, at its end.
         Rejection::PlaceLost => C::new(Aborted, "PLACE_LOST", []).with(Hint::Retry(RETRY_SOON)),
+        // Without a time to retry: the operator has decided, and clients would enter the queue again.
+        Rejection::RemovedFromQueue { ticket_id, reason } => {
+            C::new(Aborted, "REMOVED_FROM_QUEUE", [ticket(*ticket_id), ("reason", reason.to_string())])
+        }
+        Rejection::NotWaiting(ticket_id) => C::missing("NOT_WAITING", [ticket(*ticket_id)]),
         Rejection::TicketNotFound { ended: Some(ended), .. } => C::missing("TICKET_NOT_FOUND", how_it_ended(ended)),
         Rejection::TicketNotFound { ticket_id, ended: None } => C::missing("TICKET_NOT_FOUND", [ticket(*ticket_id)]),
         Rejection::NoTicketOfEngine(engine) => C::missing("TICKET_NOT_FOUND", engine_names(engine)),

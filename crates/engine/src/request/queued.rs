@@ -185,6 +185,10 @@ impl<E> QueuedRequest<E> {
             (Stage::CheckingHome(wake), Event::Checked(result)) => self.checked_home(wake, result, shared),
             (Stage::CheckingCandidate { wake, em, checked }, Event::Checked(result)) => match result {
                 Ok(Verdict::Fits) => self.submit(QueueAttempt::Candidate { wake, em, checked }, shared),
+                Err(Failure::Rejected(rejection)) if rejection.is_removal() => {
+                    self.release_assumption(&em, shared);
+                    removed(rejection, shared)
+                }
                 _ => {
                     self.release_assumption(&em, shared);
                     self.skipped.push(em);
@@ -298,6 +302,7 @@ impl<E> QueuedRequest<E> {
                 shared.mark_removed();
                 self.enter(shared)
             }
+            Err(Failure::Rejected(rejection)) if rejection.is_removal() => removed(rejection, shared),
             Err(Failure::Rejected(rejection)) if rejection.is_of_em() => match &attempt {
                 // An EM other than that of the entry cannot be used any more.
                 QueueAttempt::Candidate { em, .. } | QueueAttempt::Other { em, .. } if *em != self.home.em => {
@@ -491,6 +496,7 @@ impl<E> QueuedRequest<E> {
                 self.refusal = Some(Box::new(short.refusal));
                 self.check_others(AfterOthers::Forward(wake), shared)
             }
+            Err(Failure::Rejected(rejection)) if rejection.is_removal() => removed(rejection, shared),
             // The ledger decides, and reports an EM that was unregistered.
             Ok(_) | Err(Failure::Rejected(_)) => self.submit(QueueAttempt::Home(wake), shared),
             Err(Failure::Transient(_)) => self.pause(),
@@ -549,6 +555,7 @@ impl<E> QueuedRequest<E> {
                 let short = short.wait_keys.into_iter().filter(|(_, is_short)| *is_short);
                 search.short.extend(short.map(|(wait_key, _)| wait_key));
             }
+            Err(Failure::Rejected(rejection)) if rejection.is_removal() => return removed(rejection, shared),
             // The next freed event or poll repeats the check.
             Err(_) => {}
         }
@@ -574,6 +581,12 @@ impl<E> QueuedRequest<E> {
             (None, None) => RequestResult::DeadlinePassed,
         })
     }
+}
+
+/// Ends a request that an operator has removed.
+fn removed<E>(rejection: Box<Rejection>, shared: &mut impl SharedState) -> Action<E> {
+    shared.mark_removed();
+    Action::Reply(RequestResult::Rejected(rejection))
 }
 
 /// Whether a refusal leaves the queue entry as it is, so that the request can sleep.

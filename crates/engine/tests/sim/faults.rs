@@ -1,4 +1,5 @@
-//! Faults: crashes, callers that leave, contended keys, drains, holds, unhealthy and unregistered EMs, lost entries, shutdowns.
+//! Faults: crashes, callers that leave, contended keys, drains, holds, unhealthy and unregistered EMs, lost entries, shutdowns,
+//! removals by operators.
 
 use rm_engine::request::{Action, Event, WaitResult};
 use rm_model::{
@@ -17,8 +18,8 @@ impl World {
         self.steps += 1;
         // Some of them lose entries or end calls, and are not orderly.
         let kinds: &[usize] = match self.shape.faults {
-            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 19],
-            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16, 17],
+            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 19, 20],
+            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16, 17, 20],
         };
         match self.choices.of(kinds).unwrap_or_default() {
             0 => self.crash(number),
@@ -59,6 +60,7 @@ impl World {
                 self.submit_operation(number, Operation::Unregister(UnregisterEm { em, epoch: None }));
             }
             19 => self.register(number),
+            20 => self.remove_waiting(number),
             _ => {
                 let freed = self.store.end_hold();
                 self.publish(None, &freed);

@@ -54,7 +54,8 @@ pub struct Instance {
     pub queues: CommitQueues<QueuedOperation>,
     pub calls: BTreeMap<u64, Call>,
     /// Notifications of other instances that have not arrived.
-    pub notifications: Vec<FreedKeys>,
+    /// Freed keys, each with the requests that an operator has removed there.
+    pub notifications: Vec<(FreedKeys, Vec<Uuid>)>,
     pub limits: Arc<Limits>,
 }
 
@@ -102,6 +103,8 @@ pub struct Handle {
     pub news_count: u64,
     pub is_asleep: bool,
     pub is_notified: bool,
+    /// Whether an operator has removed the request, which checks once then.
+    pub is_removed: bool,
     /// What the cache has observed.
     pub belief: Cell<Belief>,
 }

@@ -23,7 +23,9 @@ use rm_model::{
     resource::{Dimension, Resource},
     scope::{ScopeCounter, ScopeHoldings, USER},
     ticket::Ticket,
-    wait_queue::{FreedKeys, MUCH, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues},
+    wait_queue::{
+        FreedKeys, MUCH, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues, WaitingRequest,
+    },
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -48,6 +50,8 @@ pub type SimResult = Result<Outcome, Failure<SimError>>;
 pub struct Committed {
     pub results: Vec<SimResult>,
     pub freed: FreedKeys,
+    /// Requests that an operator has removed.
+    pub removed: Vec<Uuid>,
     pub ems: Vec<Em>,
     /// EMs that were unregistered.
     pub gone: Vec<EmInstance>,
@@ -58,6 +62,25 @@ struct StoredEntry {
     request: PlacedRequest,
     instance: Uuid,
     keys: BTreeSet<WaitKey>,
+}
+
+/// Returns a stored request as a removal reads it.
+fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
+    let spec = &entry.request.ask;
+    WaitingRequest {
+        ticket_id: position.ticket_id(),
+        waiting_since: position.since(),
+        user: spec.user.clone(),
+        creator: spec.creator.clone(),
+        engine_type: spec.engine_type.clone(),
+        em: entry.request.em.clone(),
+        any_em: entry.request.wait.as_ref().is_some_and(|wait| wait.any_em),
+        resource: spec.resource.clone(),
+        labels: spec.labels.clone(),
+        caps: Vec::new(),
+        wait_until: position.since(),
+        ahead: BTreeMap::new(),
+    }
 }
 
 /// Maximum of each user, in each dimension, if users are limited.
@@ -81,6 +104,8 @@ pub struct Store {
     scopes: HashMap<ScopeCounter, ScopeHoldings>,
     /// Holds of operators.
     holds: BTreeMap<LockKey, ExistingHold>,
+    /// Requests that operators have removed.
+    removed: HashMap<Uuid, Name>,
 }
 
 impl Store {
@@ -139,8 +164,19 @@ impl Store {
                 line: self.line.clone(),
                 wait_keys: Some(wait_keys.map(|wait_key| (wait_key.clone(), ViewExtent::All)).collect()),
             },
+            waiting: self
+                .entries
+                .iter()
+                .map(|(position, entry)| (position.ticket_id(), waiting(*position, entry)))
+                .collect(),
+            removed: self.removed.clone(),
             clusters: Clusters::default(),
         }
+    }
+
+    /// Returns the waiting requests with the EM of each.
+    pub fn waiting(&self) -> Vec<(Uuid, EmInstance)> {
+        self.entries.iter().map(|(position, entry)| (position.ticket_id(), entry.request.em.clone())).collect()
     }
 
     /// Limits the cores and the memory of each user.
@@ -204,10 +240,10 @@ impl Store {
         let (deltas, mut state) = ledger.finish();
         // The ledger states them in no order, and a seed must repeat its run.
         state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
-        let freed = deltas.freed.clone();
+        let (freed, removed) = (deltas.freed.clone(), deltas.removed.clone());
         self.write(instance, deltas);
         self.assert_invariants();
-        Committed { results, freed, ems: state.ems, gone: state.gone }
+        Committed { results, freed, removed, ems: state.ems, gone: state.gone }
     }
 
     fn assert_no_grant_while_drained(&self, batch: &[Operation], results: &[SimResult]) {
@@ -252,6 +288,8 @@ impl Store {
             stored.request.em = entry.em;
             self.line.put(entry.position, &entry.wait_keys, &stored.request.ask.resource);
         }
+        let reason = Name::parse("reason", "a mistake").unwrap();
+        self.removed.extend(deltas.removed.into_iter().map(|ticket_id| (ticket_id, reason.clone())));
         for ticket_id in deltas.left_line {
             // An entry that this batch has also made was removed before it was written.
             self.remove(ticket_id);

@@ -17,7 +17,7 @@ use rm_engine::{
 use rm_model::{
     em::EmInstance,
     name::Name,
-    operation::{LockKey, Operation, Outcome, Rejection, ReleaseTicket, RequestSpec, ResumeEm},
+    operation::{LockKey, Operation, Outcome, Rejection, ReleaseTicket, RemoveWaiting, RequestSpec, ResumeEm},
     placement::ClosedEm,
     principal::Principal,
     resource::Resource,
@@ -228,6 +228,7 @@ impl World {
             news_count: 0,
             is_asleep: false,
             is_notified: false,
+            is_removed: false,
             belief: Cell::new(Belief::chosen(&mut self.choices)),
         };
         handle.may_wait = !self.choices.one_in(4);
@@ -290,7 +291,10 @@ impl World {
             Action::Wait => {
                 handle.is_notified = false;
                 let is_queued = handle.entry.is_some();
-                let woken = is_queued.then(|| instance.waiters.borrow_mut().rest(handle.ticket_id));
+                let woken = match handle.is_removed {
+                    true => None,
+                    false => is_queued.then(|| instance.waiters.borrow_mut().rest(handle.ticket_id)),
+                };
                 match woken {
                     Some(None) => handle.is_asleep = true,
                     woken => {
@@ -393,6 +397,10 @@ impl World {
         let mut batch = Vec::new();
         for queued in instance.queues.next(now) {
             let key = queued.key();
+            if queued.operation.removes().is_some() {
+                batch.push(queued);
+                continue;
+            }
             let may_queue = queued.operation.may_queue();
             let is_contended =
                 instance.keys.takes(&key, may_queue) || self.store.contended.contains(queued.operation.em());
@@ -496,8 +504,9 @@ impl World {
                 .collect();
             let freed = capacity(&mut self.store, &committed.freed);
             let others_wait = self.shape.instances > 1;
+            self.end_removed(number, &committed.removed);
             self.instances[number].waiters.borrow_mut().committed(freed, granted, others_wait);
-            self.publish(Some(number), &committed.freed);
+            self.publish_with(Some(number), &committed.freed, &committed.removed);
             for (queued, result) in batch.into_iter().zip(committed.results) {
                 if let (false, Ok(Outcome::Held(key))) = (is_unknown, &result) {
                     self.instances[number].wait_for_key(key.clone(), queued, now, &mut effects);
@@ -546,13 +555,14 @@ impl World {
         }
         self.steps += 1;
         let chosen = self.choices.below(count);
-        let freed = self.instances[number].notifications.swap_remove(chosen);
+        let (freed, removed) = self.instances[number].notifications.swap_remove(chosen);
         if goes_on && self.shape.faults == Faults::All && self.choices.one_in(4) {
             return;
         }
         if self.is_printed {
-            println!("{number}: hears of {:?}", freed.iter().collect::<Vec<_>>());
+            println!("{number}: hears of {:?} and {removed:?}", freed.iter().collect::<Vec<_>>());
         }
+        self.end_removed(number, &removed);
         let freed = capacity(&mut self.store, &freed);
         let instance = &self.instances[number];
         let mut view = instance.view.borrow_mut();
@@ -583,14 +593,36 @@ impl World {
         self.instances[number].queues.push(OperationClass::Called, 1, queued);
     }
 
+    /// Removes a waiting request as an operator.
+    pub fn remove_waiting(&mut self, number: usize) {
+        let Some((ticket_id, em)) = self.choices.of(&self.store.waiting()) else { return };
+        let reason = Name::parse("reason", "a mistake").unwrap();
+        self.submit_operation(number, Operation::Remove(RemoveWaiting { ticket_id, em, reason }));
+    }
+
+    /// Lets the requests among `removed` that wait on an instance check once.
+    fn end_removed(&mut self, number: usize, removed: &[Uuid]) {
+        let instance = &mut self.instances[number];
+        for call in instance.waiters.get_mut().removed(removed.iter().copied()) {
+            if let Some(call) = instance.calls.get_mut(&call) {
+                (call.handle.is_notified, call.handle.is_removed) = (true, true);
+            }
+        }
+        self.notify(number);
+    }
+
     /// Sends freed capacity to all instances except `from`, which has woken its waiters already.
     pub fn publish(&mut self, from: Option<usize>, freed: &FreedKeys) {
+        self.publish_with(from, freed, &[]);
+    }
+
+    fn publish_with(&mut self, from: Option<usize>, freed: &FreedKeys, removed: &[Uuid]) {
         if freed.is_empty() {
             return;
         }
         for (number, instance) in self.instances.iter_mut().enumerate() {
             if Some(number) != from {
-                instance.notifications.push(freed.clone());
+                instance.notifications.push((freed.clone(), removed.to_vec()));
             }
         }
     }

@@ -62,6 +62,8 @@ pub struct Deltas {
     pub moved: Vec<RequeuedDelta>,
     /// Ticket ids of the requests that left the wait queue.
     pub left_line: Vec<Uuid>,
+    /// Those of them that an operator removed; only to end their calls.
+    pub removed: Vec<Uuid>,
     /// New locked tickets, in the order of the decisions.
     pub granted: Vec<Ticket>,
     /// New tickets that are used already.
@@ -124,6 +126,8 @@ pub enum HistoryLine {
     Ended,
     /// An EM was drained or resumed.
     Drain(Box<DrainDelta>),
+    /// A waiting request was removed: the ticket that a grant would have created, the reason and the actor.
+    RemovedFromQueue(Box<Ticket>, Name, Actor),
 }
 
 /// State of the EMs, scopes and wait queues after a batch.

@@ -6,22 +6,42 @@
 use super::{
     super::{
         assessment::BlockedRequest,
-        operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection},
-        wait_queue::{QueuePosition, WaitKey, WaitKeys},
+        operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
+        principal::Principal,
+        ticket::{Ticket, TicketState},
+        wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitingRequest},
     },
-    EnqueuedDelta, Ledger, RequeuedDelta,
+    EnqueuedDelta, HistoryLine, Ledger, RequeuedDelta,
 };
 
 impl Ledger {
     /// Returns the stored queue position of a request, if it has one.
     ///
     /// # Errors
-    /// [`Rejection::PlaceLost`] if the queue no longer contains the request.
+    /// [`Rejection::RemovedFromQueue`] or [`Rejection::PlaceLost`] if the queue no longer contains the request.
     pub(super) fn position(&self, op: &PlacedRequest) -> Result<Option<QueuePosition>, Rejection> {
-        match op.queued_ticket() {
-            Some(ticket_id) => self.line.line.position_of(ticket_id).map(Some).ok_or(Rejection::PlaceLost),
-            None => Ok(None),
-        }
+        op.stored_position(&self.line.line, &self.removed)
+    }
+
+    /// Removes a waiting request for an operator. Later entries are woken, and the call of the request ends.
+    pub(super) fn remove_waiting(&mut self, op: &RemoveWaiting) -> Result<Outcome, Rejection> {
+        let (ticket_id, line) = (op.ticket_id, &mut self.line.line);
+        let wait_keys = line.keys_of(ticket_id);
+        // An earlier operation of this batch may have granted or refused the request.
+        let Some(request) = self.waiting.remove(&ticket_id).filter(|_| !wait_keys.is_empty()) else {
+            return match self.removed.contains_key(&ticket_id) {
+                true => Ok(Outcome::RemovedFromQueue),
+                false => Err(Rejection::NotWaiting(ticket_id)),
+            };
+        };
+        line.remove(ticket_id);
+        wait_keys.into_keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key));
+        self.deltas.left_line.push(ticket_id);
+        self.deltas.removed.push(ticket_id);
+        let (ticket, by) = (Box::new(ticket_of(request, &self.by.principal)), self.by.clone());
+        self.deltas.lines.push(HistoryLine::RemovedFromQueue(ticket, op.reason.clone(), by));
+        self.removed.insert(ticket_id, op.reason.clone());
+        Ok(Outcome::RemovedFromQueue)
     }
 
     /// Queues a request that does not fit, or updates its entry. Refuses it if it may not wait or can never fit.
@@ -76,5 +96,21 @@ impl Ledger {
         line.remove(ticket_id);
         self.deltas.left_line.push(ticket_id);
         left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
+    }
+}
+
+/// Returns the ticket that a grant would have created, as history lines show it.
+fn ticket_of(request: WaitingRequest, by: &Principal) -> Ticket {
+    Ticket {
+        id: request.ticket_id,
+        user: request.user,
+        creator: request.creator,
+        engine_type: request.engine_type,
+        em: request.em,
+        labels: request.labels,
+        locked_time: request.waiting_since,
+        state: TicketState::Locked { resource: request.resource, expires_at: request.wait_until },
+        principal: by.clone(),
+        em_epoch: 0,
     }
 }

@@ -17,12 +17,13 @@ use super::super::{
     external::Clusters,
     hold::Holds,
     limit::Limits,
+    name::Name,
     operation::{RequestKey, RequestRecord},
     report::ReportNumber,
     resource::Resource,
     scope::{ScopeCounter, ScopeHoldings},
     ticket::{EndedTicket, Ticket},
-    wait_queue::{ViewedKeys, WaitQueues},
+    wait_queue::{ViewedKeys, WaitQueues, WaitingRequest},
 };
 
 /// Rows of everything that a batch touches, read under the locks.
@@ -56,6 +57,10 @@ pub struct LedgerSnapshot {
     pub scopes: HashMap<ScopeCounter, ScopeHoldings>,
     /// Wait queues that the batch needs.
     pub line: WaitQueueView,
+    /// Waiting requests that the batch removes, by ticket id. Their rows are locked.
+    pub waiting: HashMap<Uuid, WaitingRequest>,
+    /// Reasons of the removals of those requests that are no longer queued, while the history contains them.
+    pub removed: HashMap<Uuid, Name>,
     /// External clusters that the batch touches.
     pub clusters: Clusters,
 }

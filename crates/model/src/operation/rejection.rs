@@ -12,6 +12,7 @@ use crate::{
     em::EmInstance,
     em_drain::EmDrain,
     hold::ExistingHold,
+    name::Name,
     operation::LockKey,
     refusal::Refusal,
     report::ReportNumber,
@@ -184,6 +185,19 @@ pub enum Rejection {
     /// The request is no longer queued, because its instance was considered dead.
     #[error("the request is no longer in the wait queue; repeat it")]
     PlaceLost,
+    /// An operator has removed the request from its queues.
+    #[error(
+        "an operator removed the request from the wait queue: {reason}; request again only if this reason has ended"
+    )]
+    RemovedFromQueue {
+        /// Id of the ticket that a grant would have created.
+        ticket_id: Uuid,
+        /// Reason of the operator.
+        reason: Name,
+    },
+    /// No request waits under this ticket id.
+    #[error("no request waits under the ticket id {0}; ListWaiting returns those that wait")]
+    NotWaiting(Uuid),
     /// The ticket is not live, or has another owner.
     #[error("{}", ticket_not_found(*.ticket_id, .ended.as_deref()))]
     TicketNotFound {
@@ -302,6 +316,11 @@ impl Rejection {
     /// Returns whether the EM of the attempt is drained.
     pub fn is_draining(&self) -> bool {
         matches!(self, Self::EmDraining { .. })
+    }
+
+    /// Returns whether an operator has removed the request.
+    pub fn is_removal(&self) -> bool {
+        matches!(self, Self::RemovedFromQueue { .. })
     }
 
     /// Returns whether the rejection concerns the EM of the attempt, so that another EM may grant the request.

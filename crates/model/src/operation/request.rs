@@ -5,6 +5,7 @@
 //! Callers: the request service, the committer and the ledger.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -21,10 +22,10 @@ use crate::{
     resource::Resource,
     scope::{CREATOR, ENGINE_TYPE, ScopeCounter, TicketLabels, USER},
     selector::EmSelector,
-    wait_queue::QueuePosition,
+    wait_queue::{QueuePosition, WaitQueues},
 };
 
-use super::Grant;
+use super::{Grant, Rejection};
 
 /// Operation that requests resources on one EM.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +51,23 @@ impl PlacedRequest {
     /// Returns the ticket id, if the request has a queue entry.
     pub fn queued_ticket(&self) -> Option<Uuid> {
         self.position().map(|_| self.ask.ticket_id)
+    }
+
+    /// Returns the position of the request in `queues`, if it has a queue entry. `removed` has the reasons of the removals.
+    ///
+    /// # Errors
+    /// [`Rejection::RemovedFromQueue`] or [`Rejection::PlaceLost`] if no queue contains the request any more.
+    pub fn stored_position(
+        &self,
+        queues: &WaitQueues,
+        removed: &HashMap<Uuid, Name>,
+    ) -> Result<Option<QueuePosition>, Rejection> {
+        let Some(ticket_id) = self.queued_ticket() else { return Ok(None) };
+        match (queues.position_of(ticket_id), removed.get(&ticket_id)) {
+            (None, Some(reason)) => Err(Rejection::RemovedFromQueue { ticket_id, reason: reason.clone() }),
+            (None, None) => Err(Rejection::PlaceLost),
+            (position, _) => Ok(position),
+        }
     }
 
     /// Returns the counters of the request with their rules, in check order.

@@ -138,6 +138,7 @@ impl Comparison {
     /// Begins the next batches.
     fn begin(&mut self) {
         self.model.registered.clear();
+        self.model.entered.clear();
         self.model.signs = self.tables.signs();
         self.settled = self.model.settled();
     }

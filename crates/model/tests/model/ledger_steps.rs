@@ -125,6 +125,8 @@ impl Tables {
             limits: self.limits(),
             scopes: self.counters.clone(),
             line: WaitQueueView::default(),
+            waiting: HashMap::new(),
+            removed: HashMap::new(),
             clusters: Clusters::default(),
         }
     }

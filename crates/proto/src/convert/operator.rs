@@ -3,6 +3,8 @@
 //! Parsers and `read_…` functions fail with a [`FieldError`] that names the field. Callers: `rm_edge::admin`
 //! and the RM client.
 
+use uuid::Uuid;
+
 use crate::v1 as proto;
 use rm_model::{
     audit::RepairTarget,
@@ -44,6 +46,11 @@ pub fn repair(message: &proto::RepairRequest) -> Result<Option<RepairTarget>, Fi
 pub fn force(message: &proto::ForceReleaseRequest) -> Result<(TicketRef, Name), FieldError> {
     let ticket_id = request::ticket_id("ticket_id", &message.ticket_id)?;
     Ok((TicketRef { ticket_id, user: None, em: None }, Name::parse("reason", &message.reason)?))
+}
+
+/// Parses the removal of a waiting request: its ticket id and the required reason.
+pub fn remove_waiting(message: &proto::RemoveWaitingRequest) -> Result<(Uuid, Name), FieldError> {
+    Ok((request::ticket_id("ticket_id", &message.ticket_id)?, Name::parse("reason", &message.reason)?))
 }
 
 /// Parses the target of a hold: exactly one of an EM and a user.

@@ -133,8 +133,10 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         requests.iter().flat_map(|request| [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())]);
     let holds = read_state::holds(&mut *connection, (any_held, None), lock_keys, &mut ems).await?;
     let line = match anybody_waits {
-        true => read_state::line(&mut *connection, &requests, &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, (&requests, &[]), &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
-    Ok(CheckState { ems, limits, scopes, request_ids, ended, line, holds, clusters, now })
+    let queued = requests.iter().filter_map(|request| request.queued_ticket());
+    let removed = read_state::removed(&mut *connection, queued, &line.line).await?;
+    Ok(CheckState { ems, limits, scopes, request_ids, ended, line, removed, holds, clusters, now })
 }

@@ -59,6 +59,8 @@ pub(super) struct CommitResult {
     pub standing: PostCommitState,
     /// Wait keys at which the batch freed capacity.
     pub freed: FreedKeys,
+    /// Waiting requests that operators removed.
+    pub removed: Vec<Uuid>,
     /// Whether requests may wait on other instances.
     pub others_wait: bool,
     /// Number of operations that exceeded an advisory limit.
@@ -209,6 +211,7 @@ async fn prepare(
             counters,
             standing,
             freed: FreedKeys::default(),
+            removed: vec![],
             others_wait: true,
             advisory_violations: 0,
             ended: vec![],
@@ -220,13 +223,15 @@ async fn prepare(
     let written = batch_write::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
     if others_wait && !deltas.freed.is_empty() {
+        let removed = FreedNotification::removed(&deltas.removed).into_iter();
         let parts: Vec<FreedNotification> =
-            FreedNotification::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
+            removed.chain(FreedNotification::at(&deltas.freed)).map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
-    let Deltas { freed, advisory_violations, .. } = deltas;
-    let committed = CommitResult { answers, counters, standing, freed, others_wait, advisory_violations, ended };
+    let Deltas { freed, removed, advisory_violations, .. } = deltas;
+    let committed =
+        CommitResult { answers, counters, standing, freed, removed, others_wait, advisory_violations, ended };
     Ok(PreparedBatch { to_commit: Some((transaction_id, evidence)), committed })
 }
 
@@ -282,11 +287,19 @@ async fn read(
     let clusters = read_state::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
     let lock_keys = operations.iter().flat_map(|operation| operation.lock_keys(true));
     let holds = read_state::holds(&mut *connection, (in_force.any_held, Some(now)), lock_keys, &mut ems).await?;
-    let any_in_line = requests.iter().any(|request| request.queued_ticket().is_some());
-    let line = match in_force.anybody_waits || any_in_line {
-        true => read_state::line(&mut *connection, &requests, &limits, &clusters, &holds).await?,
+    let queued: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
+    let removing: Vec<Uuid> = operations.iter().filter_map(|operation| operation.removes()).collect();
+    let in_line: Vec<Uuid> = queued.iter().chain(&removing).copied().collect();
+    let waiting = match removing.is_empty() {
+        true => HashMap::new(),
+        // All rows that the batch may write, in one order.
+        false => waiting::lock(&mut *connection, &in_line).await?,
+    };
+    let line = match in_force.anybody_waits || !in_line.is_empty() {
+        true => read_state::line(&mut *connection, (&requests, &removing), &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
+    let removed = read_state::removed(&mut *connection, in_line.into_iter(), &line.line).await?;
     let snapshot = LedgerSnapshot {
         now,
         ems,
@@ -302,6 +315,8 @@ async fn read(
         limits,
         scopes,
         line,
+        waiting,
+        removed,
         clusters,
     };
     Ok((snapshot, versions))

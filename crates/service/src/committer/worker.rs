@@ -257,8 +257,10 @@ fn retry(
         Retry::Singles => parts.extend(part.singles()),
         Retry::WaitForKey => {
             for pending in part.operations {
-                if let Some(key) = pending.operation.lock_keys(false).next() {
-                    queue_contended(aside, key, pending);
+                match pending.operation.lock_keys(false).next() {
+                    Some(key) => queue_contended(aside, key, pending),
+                    // A removal: another transaction has its row for long.
+                    None => drop(pending.reply(Err(Error::LockTimeout))),
                 }
             }
         }
@@ -376,6 +378,7 @@ impl Responder {
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
         let granted =
             granted.filter_map(|(pending, _)| Some((pending.operation.queued_ticket()?, pending.operation.em())));
+        self.after_commit.line.removed(committed.removed);
         self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
         for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {

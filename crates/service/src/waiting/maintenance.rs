@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::admission::Admission;
 use rm_engine::waiter_index::FreedCapacity;
+use rm_model::wait_queue::RESERVATIONS_COUNTED_MAX;
 use rm_store::{
     StoreError,
     session::{Session, within_timeout},
@@ -42,10 +43,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of requests that one statement removes. The task pauses after a full statement for its duration, so that a
 /// mass cancellation uses at most half of one connection.
 const LEAVE_MAX: usize = 500;
-
-/// Maximum number of requests that removed entries wake at one wait key. Removed entries free reservations, not capacity: a few
-/// requests check, and each granted one wakes the next.
-const LEFT_COUNTED_MAX: u32 = 4;
 
 /// Interval between checks at shutdown whether all requests have ended.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
@@ -162,7 +159,7 @@ impl WaitQueueMaintenance {
         if gone.wait_keys.is_empty() {
             return Ok(());
         }
-        let freed = gone.wait_keys.counted_up_to(LEFT_COUNTED_MAX);
+        let freed = gone.wait_keys.counted_up_to(RESERVATIONS_COUNTED_MAX);
         within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
     }
 
@@ -235,6 +232,7 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
 }
 
 async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
+    line.removed(freed.ticket_ids());
     if freed.anywhere {
         line.change(Waiters::wake_first);
         return;

@@ -101,6 +101,11 @@ impl<'a> BatchRecord<'a> {
                 HistoryLine::Inited(ticket, by) => Self::of_ticket(Action::Inited, ticket, by),
                 HistoryLine::Reported(ticket, by) => Self::of_ticket(Action::Reported, ticket, by),
                 HistoryLine::Drain(line) => Self::of_drain(line),
+                HistoryLine::RemovedFromQueue(ticket, reason, by) => Self {
+                    reason: Some(reason),
+                    address: by.address(),
+                    ..Self::of_ticket(Action::RemovedFromQueue, ticket, &by.principal)
+                },
             };
             records.push(Self { line: number, ..record });
         }

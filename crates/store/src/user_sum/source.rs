@@ -61,7 +61,8 @@ pub async fn changes(
     let rows = sqlx::query(
         r#"-- user_sum::changes
         SELECT id, ticket_id, "user", resource_type, resource::text, engine_instance IS NULL AS is_locked,
-            action IN ('released', 'forced', 'expired', 'unregistered', 'lost') AS is_end
+            -- A request that was removed from its queues has no ticket.
+            action IN ('released', 'forced', 'expired', 'unregistered', 'lost', 'removed_from_queue') AS is_end
         FROM linkis_resource_action_record
         WHERE id > $1 AND id <= $2 AND ticket_id IS NOT NULL ORDER BY id LIMIT $3"#,
     )

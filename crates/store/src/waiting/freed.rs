@@ -29,7 +29,13 @@ const FRAME_BYTES: usize = 150;
 /// Size of one wait key with its count and the separators, in bytes, without the name of the EM.
 const KEY_BYTES: usize = 35;
 
-/// Maximum number of notifications per commit. Above it, one notification means *anywhere*.
+/// Size of one ticket id with its separator, in bytes.
+const TICKET_BYTES: usize = 39;
+
+/// Maximum number of ticket ids in one notification.
+const TICKETS_MAX: usize = PAYLOAD_BYTES_MAX / TICKET_BYTES;
+
+/// Maximum number of notifications of wait keys per commit. Above it, one notification means *anywhere*.
 const PARTS_MAX: usize = 8;
 
 /// Returns the hash of a wait key.
@@ -50,6 +56,9 @@ pub struct FreedNotification {
     /// Whether the EMs are available again by their reports.
     #[serde(default)]
     pub is_of_conditions: bool,
+    /// Ticket ids of waiting requests that an operator has removed. An earlier release ignores them.
+    #[serde(default)]
+    pub tickets: Vec<String>,
     /// Hashes of these EMs.
     #[serde(skip)]
     em_keys: BTreeSet<WaitKeyHash>,
@@ -59,6 +68,19 @@ pub struct FreedNotification {
 }
 
 impl FreedNotification {
+    /// Returns the notifications for requests that an operator has removed. They precede those of the wait keys, so that no
+    /// removed request is woken instead of one that waits.
+    pub fn removed(ticket_ids: &[Uuid]) -> Vec<Self> {
+        let part =
+            |ticket_ids: &[Uuid]| Self { tickets: ticket_ids.iter().map(Uuid::to_string).collect(), ..Self::default() };
+        ticket_ids.chunks(TICKETS_MAX).map(part).collect()
+    }
+
+    /// Returns the removed requests.
+    pub fn ticket_ids(&self) -> impl Iterator<Item = Uuid> {
+        self.tickets.iter().filter_map(|ticket_id| Uuid::parse_str(ticket_id).ok())
+    }
+
     /// Returns the notifications for `wait_keys`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
     /// needed.
     pub fn at(wait_keys: &FreedKeys) -> Vec<Self> {
@@ -177,5 +199,19 @@ mod tests {
         assert_eq!(counts[&key_hash(&WaitKey::Em(em(7)))], 8);
         assert_eq!(understood.iter().map(|part| part.em_instances().len()).sum::<usize>(), 100);
         assert!(FreedNotification::parse("not so").anywhere);
+    }
+
+    /// An earlier release sends no ticket ids.
+    #[test]
+    fn removed_requests_are_notified_in_bounded_parts() {
+        let ticket_ids: Vec<Uuid> = (0..512).map(Uuid::from_u128).collect();
+        let parts = FreedNotification::removed(&ticket_ids);
+        assert!(parts.len() > 1 && parts.iter().all(|part| part.payload().len() < 8000));
+        let understood: Vec<FreedNotification> =
+            parts.iter().map(|part| FreedNotification::parse(&part.payload())).collect();
+        assert_eq!(understood.iter().flat_map(FreedNotification::ticket_ids).collect::<Vec<_>>(), ticket_ids);
+        assert!(understood.iter().all(|part| !part.anywhere && part.wait_keys.is_empty()));
+        let earlier = FreedNotification::parse(r#"{"anywhere":false,"wait_keys":{"7":1},"ems":[],"from":null}"#);
+        assert_eq!((earlier.anywhere, earlier.tickets.len(), earlier.wait_keys.len()), (false, 0, 1));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Caller: `rm_service::usage`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::PgExecutor;
 
@@ -20,7 +20,13 @@ use super::{
 fn waiting(row: TableRow<'_>) -> Result<(QueuePosition, WaitingRequest), StoreError> {
     let (wait_keys, ahead): (Vec<String>, Vec<i64>) = (row.get("wait_keys")?, row.get("ahead")?);
     let ahead = wait_keys.iter().zip(ahead).map(|(wait_key, ahead)| Ok((parse_wait_key(wait_key)?.to_string(), ahead)));
-    let waiting = WaitingRequest {
+    let waiting = WaitingRequest { ahead: ahead.collect::<Result<_, StoreError>>()?, ..request(row)? };
+    Ok((parse_position(row.get("position")?)?, waiting))
+}
+
+/// Returns the request of a row, without its entries.
+pub(super) fn request(row: TableRow<'_>) -> Result<WaitingRequest, StoreError> {
+    Ok(WaitingRequest {
         ticket_id: row.get("ticket_id")?,
         waiting_since: row.get("waiting_since")?,
         user: row.name("user")?,
@@ -32,9 +38,8 @@ fn waiting(row: TableRow<'_>) -> Result<(QueuePosition, WaitingRequest), StoreEr
         caps: parse_caps(row.get("caps")?)?,
         engine_type: row.get("engine_type")?,
         wait_until: row.get("wait_until")?,
-        ahead: ahead.collect::<Result<_, StoreError>>()?,
-    };
-    Ok((parse_position(row.get("position")?)?, waiting))
+        ahead: BTreeMap::new(),
+    })
 }
 
 /// Filter of a list of waiting requests. Empty fields match every request.

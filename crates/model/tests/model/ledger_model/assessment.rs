@@ -31,6 +31,7 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
             | Outcome::Reported(_)
             | Outcome::Released
             | Outcome::Forced(_)
+            | Outcome::RemovedFromQueue
             | Outcome::Drained(_),
         ) => Answer::Done,
         Ok(Outcome::Resumed(was_drained)) => Answer::Rolled(was_drained),
@@ -50,6 +51,8 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::EmReserved { .. }) => Answer::No("reserved"),
         Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
+        Err(Rejection::RemovedFromQueue { .. }) => Answer::No("removed"),
+        Err(Rejection::NotWaiting(_)) => Answer::No("not waiting"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
         Err(Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_)) => Answer::No("ended"),
@@ -79,7 +82,7 @@ impl Model {
             return Answer::Granted(id, None);
         }
         if number.is_some_and(|number| !self.waiting[number].in_line) {
-            return Answer::No("place");
+            return Answer::No(if self.removed.contains(&ask.id) { "removed" } else { "place" });
         }
         let ahead = number.unwrap_or(self.waiting.len());
         let Some(rooms) = self.rooms(ask, ahead) else { return Answer::No("em") };
@@ -112,7 +115,10 @@ impl Model {
         let standing = ModelWaiting { in_line: true, at, ..ask.clone() };
         match number {
             Some(number) => self.waiting[number] = standing,
-            None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
+            None => {
+                self.entered.insert(ask.id);
+                self.waiting.push(ModelWaiting { since: self.now, ..standing });
+            }
         }
         Answer::Waiting { available: if is_drained { 0 } else { available } }
     }
@@ -224,6 +230,15 @@ impl Model {
                 let Some(number) = self.waiter(ago) else { return Answer::No("place") };
                 let before = self.waiting[number].clone();
                 self.request(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(number), true)
+            }
+            Step::Remove { ago } => {
+                let Some(number) = self.waiter(ago) else { return Answer::No("not waiting") };
+                let id = self.waiting[number].id;
+                if self.waiting[number].in_line && !self.entered.contains(&id) {
+                    self.leave(Some(number));
+                    self.removed.insert(id);
+                }
+                if self.removed.contains(&id) { Answer::Done } else { Answer::No("not waiting") }
             }
             Step::Leave { ago } => {
                 self.leave(self.waiter(ago));

@@ -14,6 +14,7 @@ use rm_model::{
     hold::Holds,
     ledger::{Deltas, HistoryLine, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::Limits,
+    name::{Labels, Name},
     operation::{RequestKey, RequestRecord},
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
     report::{LastSignOfLife, ReportNumber},
@@ -22,7 +23,7 @@ use rm_model::{
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
     ticket_end::TicketEnd,
-    wait_queue::{QueueEntry, QueuePosition, WaitKeys, WaitQueues},
+    wait_queue::{QueueEntry, QueuePosition, WaitKeys, WaitQueues, WaitingRequest},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -87,6 +88,25 @@ impl StoredCluster {
     }
 }
 
+/// Returns the row of a waiting request; a removal uses nothing of it but the history line.
+fn waiting(position: QueuePosition, resource: &Resource) -> (Uuid, WaitingRequest) {
+    let waiting = WaitingRequest {
+        ticket_id: position.ticket_id(),
+        waiting_since: position.since(),
+        user: name("user"),
+        creator: name("IDE"),
+        engine_type: String::new(),
+        em: instance(0),
+        any_em: false,
+        resource: resource.clone(),
+        labels: Labels::default(),
+        caps: Vec::new(),
+        wait_until: position.since(),
+        ahead: BTreeMap::new(),
+    };
+    (waiting.ticket_id, waiting)
+}
+
 /// The tables as maps, which apply the writes of the ledger as the SQL does.
 #[derive(Default)]
 pub(super) struct Tables {
@@ -98,6 +118,8 @@ pub(super) struct Tables {
     pub(super) limits: Arc<Limits>,
     pub(super) scopes: HashMap<ScopeCounter, ScopeHoldings>,
     pub(super) waiting: HashMap<QueuePosition, (Resource, WaitKeys)>,
+    /// Reasons of the removals.
+    pub(super) removed: HashMap<Uuid, Name>,
     pub(super) reports: HashMap<EmInstance, ReportNumber>,
     pub(super) adopted: HashMap<Uuid, Resource>,
     pub(super) cluster: StoredCluster,
@@ -122,6 +144,8 @@ impl Tables {
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
             line: self.line(),
+            waiting: self.waiting.iter().map(|(position, (resource, _))| waiting(*position, resource)).collect(),
+            removed: self.removed.clone(),
             clusters: self.cluster.read(),
         }
     }
@@ -205,6 +229,10 @@ impl Tables {
                     continue;
                 }
                 HistoryLine::Gone(..) | HistoryLine::Drain(_) => continue,
+                HistoryLine::RemovedFromQueue(ticket, ..) => {
+                    assert!(!live.contains_key(&ticket.id), "a request that waits has no ticket");
+                    continue;
+                }
                 HistoryLine::Granted => granted.next().unwrap(),
                 HistoryLine::GrantedBefore(ticket) => ticket,
                 HistoryLine::Adopted(ticket, _) => ticket,
@@ -268,6 +296,10 @@ impl Tables {
         }
         for moved in deltas.moved {
             self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.wait_keys;
+        }
+        for ticket_id in deltas.removed {
+            assert!(deltas.left_line.contains(&ticket_id), "a removed request leaves its queues");
+            assert!(self.removed.insert(ticket_id, name("a mistake")).is_none(), "a request is removed once");
         }
         for ticket_id in deltas.left_line {
             assert!(self.waiting.keys().any(|position| position.ticket_id() == ticket_id), "deleted rows exist");

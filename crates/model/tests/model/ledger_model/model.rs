@@ -31,6 +31,10 @@ pub(super) struct Model {
     pub(super) reported: BTreeSet<usize>,
     /// EMs that registered since the batch began.
     pub(super) registered: BTreeSet<usize>,
+    /// Requests that entered a wait queue since the batch began; no operator can know of them.
+    pub(super) entered: BTreeSet<Uuid>,
+    /// Requests that an operator has removed.
+    pub(super) removed: BTreeSet<Uuid>,
     /// Last signs of life at the begin of the batch.
     pub(super) signs: BTreeMap<usize, LastSignOfLife>,
     /// Epochs of the last registrations, by their replies.

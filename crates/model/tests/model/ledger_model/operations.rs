@@ -14,7 +14,7 @@ use rm_model::{
     name::Labels,
     operation::{
         ConfirmTicket, DrainEm, ForceRelease, MarkEmLost, Operation, PlacedRequest, RegisterEm, ReleaseTicket,
-        RequestId, RequestSpec, ResumeEm, UnregisterEm, UpdateTicket, WaitParameters,
+        RemoveWaiting, RequestId, RequestSpec, ResumeEm, UnregisterEm, UpdateTicket, WaitParameters,
     },
     policy::Policy,
     principal::Principal,
@@ -131,6 +131,11 @@ impl Model {
                 let owner = self.ticket(ago).map_or(0, |number| self.tickets[number].who.user);
                 let ticket = ReleaseTicket { ticket_id, user: user(owner), em: instance(em) };
                 Operation::Force(ForceRelease { ticket, reason: name("it hangs") })
+            }
+            Step::Remove { ago } => {
+                let waiting = self.waiter(ago).map(|number| (self.waiting[number].id, self.waiting[number].em));
+                let (ticket_id, em) = waiting.unwrap_or((Uuid::nil(), 0));
+                Operation::Remove(RemoveWaiting { ticket_id, em: instance(em), reason: name("a mistake") })
             }
             Step::Drain { em, reason } => {
                 let reason = name(if reason { "a disk" } else { "a fan" });

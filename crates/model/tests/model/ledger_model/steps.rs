@@ -81,6 +81,10 @@ pub(super) enum Step {
     Force {
         ago: usize,
     },
+    /// A request that entered a wait queue, by an operator.
+    Remove {
+        ago: usize,
+    },
     /// For one of two reasons.
     Drain {
         em: usize,
@@ -146,6 +150,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         3 => (em.clone(), who(), 1..6i64, application(), prop::option::weighted(0.4, ago.clone()))
             .prop_map(|(em, who, used, application, again)| Step::Adopt { em, who, used, application, again }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
+        2 => (0..6usize).prop_map(|ago| Step::Remove { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), application(), user.clone(), said())
             .prop_map(|(ago, used, application, user, epoch)| Step::Inited { ago, used, application, user, epoch }),
         6 => (ago.clone(), prop::bool::weighted(0.8), 0..15i64, application(), prop::bool::weighted(0.1), said())

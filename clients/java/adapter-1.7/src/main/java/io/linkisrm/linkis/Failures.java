@@ -39,9 +39,11 @@ final class Failures {
         switch (error.code()) {
             case UNAVAILABLE:
             case DEADLINE_EXCEEDED:
-            case ABORTED:
             case RESOURCE_EXHAUSTED:
                 return true;
+            case ABORTED:
+                // An operator has removed the waiting request, for a reason.
+                return !"REMOVED_FROM_QUEUE".equals(error.reason());
             default:
                 return false;
         }
