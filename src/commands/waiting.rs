@@ -35,7 +35,7 @@ pub struct WaitingCommand {
 #[derive(Debug, Clone, Subcommand)]
 enum WaitingVerb {
     /// Remove a waiting request from its queues. Its call ends with this reason. Exit code 1 if it does not wait.
-    #[command(after_help = end("waiting remove 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01 --reason \"asked for by mistake\"", &calls::REMOVE_WAITING))]
+    #[command(after_help = end("waiting remove 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01 --reason \"a mistake\"", &calls::REMOVE_WAITING))]
     Remove(RemoveWaitingCommand),
 }
 
@@ -71,9 +71,9 @@ impl RemoveWaitingCommand {
         let reason = consent::reason(self.reason.as_deref())?;
         let ticket_id = find_waiting(&self.ticket_id, &service).await?;
         let question = RemoveWaitingRequest { ticket_id: ticket_id.clone(), reason };
-        let answer = service.make(&calls::REMOVE_WAITING, &question).await?;
+        let reply = service.make(&calls::REMOVE_WAITING, &question).await?;
         let removed = || format!("request {ticket_id} does not wait any more\n");
-        self.arguments.printer().answer(&calls::REMOVE_WAITING, &answer, removed)?;
+        self.arguments.printer().answer(&calls::REMOVE_WAITING, &reply, removed)?;
         Ok(CommandReply::Yes)
     }
 }
@@ -126,7 +126,10 @@ fn rows(waiting: &WaitingRequest) -> Vec<TableRow> {
     let of = |entry: &WaitQueueEntry| (text::scope(&entry.scope), entry.ahead.saturating_add(1).to_string());
     let entries: Vec<_> = waiting.entries.iter().map(of).collect();
     match entries.is_empty() {
-        true => vec![row(waiting, (text::NOTHING.to_owned(), text::NOTHING.to_owned()))],
+        true => {
+            let queue = if waiting.kept_until.is_some() { "caller absent" } else { text::NOTHING };
+            vec![row(waiting, (queue.to_owned(), text::NOTHING.to_owned()))]
+        }
         false => entries.into_iter().map(|entry| row(waiting, entry)).collect(),
     }
 }

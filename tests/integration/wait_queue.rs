@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::{harness::*, proxy::FaultPlan};
 
 mod outages;
+mod positions;
 mod removal;
 mod wake_ups;
 
@@ -284,20 +285,6 @@ async fn wait_queue_any_em_grants_first_free() {
     assert_eq!(woken(&first, call, registered).await.em, em("new"));
     assert_wait_queues_empty(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 4);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_id_repeated_while_waiting_returns_same_ticket() {
-    let (database, first, second) = two().await;
-    let (em1, grant) = full_em(&first.client, "host1", 10).await;
-    let named = ResourceRequest { request_id: Some("r1".into()), ..patient(&em1, "hadoop", cpu(5)) };
-    let one = enqueue(&first.client, named.clone()).await;
-    let two = enqueue(&second.client, named.clone()).await;
-    first.client.resource_released(&release(&grant, "first")).await.unwrap();
-    let (one, two) = (grant_of(one).await, grant_of(two).await);
-    assert_eq!(one, two);
-    assert_wait_queues_empty(&first.client).await;
-    assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -44,7 +44,11 @@ const TABLES: &[(&str, &str, &[&str])] = &[
     ("linkis_label_resource", "scope_hash", &["label_set_id", "version"]),
     ("linkis_label_set", "label_set_id", &["label_set_id"]),
     // The EM of the last decision of a request for any EM changes with each poll; the position is a time.
-    ("linkis_resource_waiting", "position", &["instance_id", "position", "em_application_name", "em_instance"]),
+    (
+        "linkis_resource_waiting",
+        "position",
+        &["instance_id", "position", "em_application_name", "em_instance", "claim"],
+    ),
     ("linkis_resource_waiting_entry", "position, wait_key", &["instance_id", "position"]),
     ("linkis_resource_hold", "scope, \"user\", em_application_name, em_instance", &[]),
     ("linkis_em_report", "em_application_name, em_instance", &["epoch", "any_missed"]),

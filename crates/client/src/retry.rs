@@ -118,6 +118,7 @@ mod tests {
             (answered(Code::Unknown, "COMMIT_UNKNOWN", None), false, false),
             (answered(Code::Aborted, "LIMIT_CHANGED", None), false, false),
             (answered(Code::Aborted, "REMOVED_FROM_QUEUE", None), false, false),
+            (answered(Code::Aborted, "POSITION_TAKEN_OVER", None), false, false),
             (answered(Code::NotFound, "TICKET_NOT_FOUND", None), false, false),
             // Reply of a gateway.
             (AttemptFailure::Answered(Status::unavailable("no upstream")), true, false),

@@ -31,7 +31,10 @@ use rm_service::{
 };
 use rm_telemetry::metrics::calls;
 
-use super::{authenticator, convert, deadline, edge::ActiveCallPermit};
+use super::{
+    authenticator, convert, deadline,
+    edge::{ActiveCallPermit, Peer},
+};
 use rm_proto::v1::{
     self as proto, request_resource_response::Result as Answer, resource_manager_service_server::ResourceManagerService,
 };
@@ -335,7 +338,8 @@ impl ResourceManagerRpc {
             return Ok(proto::RequestResourceResponse { result });
         }
         let active = active.map(|permit| permit as Arc<_>);
-        let answer = self.request_resource.request_any(em, specs, deadlines, active);
+        let connection = call.extensions().get::<Arc<Peer>>().map(|peer| peer.connection.clone()).unwrap_or_default();
+        let answer = self.request_resource.request_any(em, specs, deadlines, (connection, active));
         let answer = match deadlines.line {
             Some(_) => authenticator::while_admitted(&call, answer).await,
             None => answer.await,

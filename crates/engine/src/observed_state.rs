@@ -22,7 +22,7 @@ use rm_model::{
     ledger::{PostCommitState, WaitQueueView},
     limit::Limits,
     name::Name,
-    operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
+    operation::{KeptPosition, PlacedRequest, Rejection, RequestKey, RequestRecord},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
     wait_queue::QueuePosition,
@@ -52,6 +52,8 @@ pub struct CheckState {
     pub ended: HashMap<Uuid, EndedTicket>,
     /// Entries of the wait queues.
     pub line: WaitQueueView,
+    /// Positions that belong to the requests' ids; empty in the cache.
+    pub kept: HashMap<RequestKey, KeptPosition>,
     /// Reasons of the removals of requests that are no longer queued; empty in the cache.
     pub removed: HashMap<Uuid, Name>,
     /// Holds on the EMs and users; empty in the cache.
@@ -95,7 +97,12 @@ impl CheckState {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let position = request.stored_position(&self.line.line, &self.removed)?;
+        let kept = request.ask.request_key().and_then(|key| self.kept.get(&key));
+        let position = request.stored_position(&self.line.line, kept, &self.removed)?;
+        if kept.is_some() && position.is_none() {
+            // The ledger decides about the takeover.
+            return Ok(Verdict::Fits);
+        }
         assessment::check_em(em, &self.limits, &request.ask)?;
         let assessed = self.assess(em, request, position)?;
         Ok(match self.holds.or_block(em, assessed, request) {

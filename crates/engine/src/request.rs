@@ -200,7 +200,7 @@ impl<E> Event<E> {
             Self::Surveyed(Err(failure)) | Self::Checked(Err(failure)) | Self::Committed(Err(failure)) => match failure
             {
                 Failure::Rejected(rejection) if **rejection == Rejection::PlaceLost => "position lost",
-                Failure::Rejected(rejection) if rejection.is_removal() => "removed",
+                Failure::Rejected(rejection) if rejection.is_end_of_waiting() => "removed",
                 Failure::Rejected(_) => "rejected",
                 Failure::Transient(_) => "failed for now",
                 Failure::Final(_) => "failed",

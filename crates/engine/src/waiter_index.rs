@@ -589,6 +589,11 @@ impl<H: Clone> WaiterIndex<H> {
         left.iter().for_each(|waiter| self.settle(waiter));
     }
 
+    /// Returns the handle of a waiter.
+    pub fn handle(&self, ticket_id: Uuid) -> Option<&H> {
+        self.waiters.get(&ticket_id).map(|waiter| &waiter.sleeper.wake)
+    }
+
     /// Handles the removal of requests by an operator: they are no waiters any more, so that what they leave wakes those behind
     /// them. Returns the handles of the waiters among them, which must check once.
     pub fn removed(&mut self, ticket_ids: impl IntoIterator<Item = Uuid>) -> Vec<H> {

@@ -24,7 +24,9 @@ use super::{
     hold::Holds,
     limit::{LimitedScope, Limits},
     name::Name,
-    operation::{Grant, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord},
+    operation::{
+        Grant, KeptPosition, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord,
+    },
     principal::{Actor, Principal},
     report::ReportNumber,
     resource::{Resource, ResourceError},
@@ -70,6 +72,7 @@ pub struct Ledger {
     limits: Arc<Limits>,
     scopes: HashMap<ScopeCounter, ScopeSlot>,
     line: WaitQueueView,
+    kept: HashMap<RequestKey, KeptPosition>,
     waiting: HashMap<Uuid, WaitingRequest>,
     removed: HashMap<Uuid, Name>,
     clusters: Clusters,
@@ -99,6 +102,7 @@ impl Ledger {
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
             line: snapshot.line,
+            kept: snapshot.kept,
             waiting: snapshot.waiting,
             removed: snapshot.removed,
             clusters: snapshot.clusters,
@@ -258,10 +262,15 @@ impl Ledger {
             if let Some(ended) = self.ended.get(&grant.ticket_id).cloned().map(Box::new) {
                 return Err(Rejection::TicketEnded { request_id: request_id.id.to_string(), ended });
             }
-            self.dequeue(op, WaitKeys::new());
+            let own = self.entry(op).ok().flatten().filter(|entry| entry.is_own);
+            self.dequeue(op, own, WaitKeys::new());
             return Ok(Outcome::Granted(grant));
         }
-        let position = self.position(op)?;
+        let entry = self.entry(op)?;
+        let position = entry.map(|entry| entry.position);
+        let other_ticket = position.map(|position| position.ticket_id()).filter(|id| *id != op.ask.ticket_id);
+        let renamed = other_ticket.map(|ticket_id| op.with_ticket(ticket_id));
+        let op = renamed.as_ref().unwrap_or(op);
         let em = registered_em(&mut self.ems, &op.em)?;
         let (epoch, in_counters) = (em.current.epoch, em.current.counted);
         check_em(em.current, &self.limits, &op.ask)?;
@@ -274,7 +283,7 @@ impl Ledger {
         let judged = self.holds.or_block(em.current, judged, op);
         let (share, queue) = match judged {
             Ok(judged) => judged,
-            Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
+            Err(short) => return Ok(self.wait_or_refuse(op, entry, *short)),
         };
         let advisory_violations = advisory_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };
@@ -303,7 +312,7 @@ impl Ledger {
         let granted_at =
             granted_at.chain([WaitKey::Em(op.em.clone())]).chain(self.clusters.wait_keys_of(op.ask.ticket_id));
         let granted_at = granted_at.map(|wait_key| (wait_key, false));
-        self.dequeue(op, granted_at.collect());
+        self.dequeue(op, entry, granted_at.collect());
         self.deltas.advisory_violations += u64::from(!advisory_violations.is_empty());
         Ok(Outcome::Granted(Grant { advisory_violations, queue, ..grant }))
     }

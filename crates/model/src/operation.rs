@@ -31,7 +31,9 @@ mod request;
 
 pub use draining::{DrainEm, ResumeEm};
 pub use rejection::{Rejection, ended_at};
-pub use request::{PlacedRequest, RequestId, RequestKey, RequestRecord, RequestScopes, RequestSpec, WaitParameters};
+pub use request::{
+    KeptPosition, PlacedRequest, RequestId, RequestKey, RequestRecord, RequestScopes, RequestSpec, WaitParameters,
+};
 
 /// One change to the state of the ledger.
 #[derive(Debug, Clone, PartialEq)]

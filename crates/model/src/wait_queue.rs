@@ -219,8 +219,21 @@ pub struct WaitingRequest {
     pub caps: Vec<Cap>,
     /// Deadline of waiting.
     pub wait_until: OffsetDateTime,
+    /// Call that owns the position; `None` while its caller is absent.
+    pub claim: Option<Uuid>,
+    /// Time until which the position is kept for an absent caller; `None` if the caller is present.
+    pub kept_until: Option<OffsetDateTime>,
     /// Keys where the request is short, for display, with the number of earlier short entries.
     pub ahead: BTreeMap<String, i64>,
+}
+
+/// The position of a waiting request, and the call that owns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnedPosition {
+    /// Id of the ticket that a grant creates.
+    pub ticket_id: Uuid,
+    /// The call; `None` while the caller is absent.
+    pub claim: Option<Uuid>,
 }
 
 /// How much of a wait queue was read.

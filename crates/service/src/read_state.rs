@@ -17,7 +17,7 @@ use rm_model::{
     ledger::WaitQueueView,
     limit::Limits,
     name::{Labels, Name},
-    operation::{LockKey, PlacedRequest, RequestId, RequestKey, RequestRecord},
+    operation::{LockKey, PlacedRequest, RequestId},
     resource::Resource,
     ticket::EndedTicket,
     wait_queue::{ViewExtent, WaitQueues, viewed_keys},
@@ -25,7 +25,9 @@ use rm_model::{
 use rm_store::{
     StoreError, action_record,
     external_queue::{self, QueueLookup},
-    external_ticket, request_id, resource_hold, waiting,
+    external_ticket,
+    request_id::{self, UsedIds},
+    resource_hold, waiting,
 };
 
 /// Returns the holds in effect at the time `now`, or at present, on the EMs and users of operations, and notes them in `ems`.
@@ -48,17 +50,17 @@ pub(super) async fn holds(
 pub(super) async fn request_ids(
     connection: &mut PgConnection,
     requests: &[&PlacedRequest],
-) -> Result<(HashMap<RequestKey, RequestRecord>, HashMap<Uuid, EndedTicket>), StoreError> {
+) -> Result<(UsedIds, HashMap<Uuid, EndedTicket>), StoreError> {
     let asked: HashSet<(&Name, &RequestId)> =
         requests.iter().filter_map(|request| Some((&request.ask.user, request.ask.request_id.as_ref()?))).collect();
     if asked.is_empty() {
-        return Ok((HashMap::new(), HashMap::new()));
+        return Ok((UsedIds::default(), HashMap::new()));
     }
     let used = request_id::read(&mut *connection, &asked).await?;
-    if used.is_empty() {
+    if used.granted.is_empty() {
         return Ok((used, HashMap::new()));
     }
-    let granted: Vec<Uuid> = used.values().map(|record| record.grant.ticket_id).collect();
+    let granted: Vec<Uuid> = used.granted.values().map(|record| record.grant.ticket_id).collect();
     let ended = action_record::read(&mut *connection, &granted).await?;
     Ok((used, ended))
 }
@@ -118,11 +120,11 @@ pub(super) async fn clusters(
     Ok(Clusters::new(providers, clusters, held))
 }
 
-/// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of those requests
-/// and of `removing` themselves.
+/// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of the
+/// waiting requests `in_line`.
 pub(super) async fn line(
     connection: &mut PgConnection,
-    (requests, removing): (&[&PlacedRequest], &[Uuid]),
+    (requests, in_line): (&[&PlacedRequest], &[Uuid]),
     limits: &Limits,
     clusters: &Clusters,
     holds: &Holds,
@@ -137,11 +139,9 @@ pub(super) async fn line(
             .chain(held.into_keys())
             .map(move |wait_key| (wait_key, extent))
     }));
-    let queued = requests.iter().filter_map(|request| request.queued_ticket());
-    let in_line: Vec<Uuid> = queued.chain(removing.iter().copied()).collect();
     let line = match wait_keys.is_empty() && in_line.is_empty() {
         true => WaitQueues::default(),
-        false => waiting::line(connection, &wait_keys, &in_line).await?,
+        false => waiting::line(connection, &wait_keys, in_line).await?,
     };
     Ok(WaitQueueView { line, wait_keys: Some(wait_keys) })
 }

@@ -38,7 +38,7 @@ use super::{
     committer::{Committer, LockWait},
     limits::LimitService,
     refusals::RefusalRecorder,
-    waiting::{LocalWaitQueue, WaitHandle},
+    waiting::{CallerConnection, LocalWaitQueue, WaitHandle},
 };
 
 /// Permit of a call that counts as active. It is released when the request enters the wait queue.
@@ -108,12 +108,12 @@ impl RequestResourceService {
         em: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
         deadlines: RequestDeadlines,
-        active: ActivePermit,
+        (connection, active): (CallerConnection, ActivePermit),
     ) -> Result<(Outcome, usize), Error> {
         let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a spec"))?;
         let under_way = RequestTimer::begin(&self.metrics.requests);
         let (any_em, may_wait) = (em.is_none(), asked.may_wait);
-        let mut call = RequestCall { service: self, deadlines, active, queued: None };
+        let mut call = RequestCall { service: self, deadlines, connection, active, queued: None };
         let answered = call.run(em, asks).await;
         let (answer, number) = match answered {
             Ok((answer, number)) => (Ok(answer), number),
@@ -199,6 +199,7 @@ impl RequestResourceService {
 struct RequestCall<'a> {
     service: &'a RequestResourceService,
     deadlines: RequestDeadlines,
+    connection: CallerConnection,
     active: ActivePermit,
     /// Handle in the wait queue, once the request has a permit to wait.
     queued: Option<WaitHandle>,
@@ -220,7 +221,7 @@ impl RequestCall<'_> {
             queued.record_result(match &answer {
                 Ok((Outcome::Refused(_), _)) => "timed_out",
                 Ok(_) => "granted",
-                Err(Error::Rejected(rejection)) if rejection.is_removal() => "removed",
+                Err(Error::Rejected(rejection)) if rejection.is_end_of_waiting() => "removed",
                 Err(_) => "failed",
             });
         }
@@ -293,7 +294,7 @@ impl RequestCall<'_> {
             biased;
             outcome = self.service.commit(request.clone(), lock_wait) => outcome,
             // The operation may wait for a contended EM. A check needs no lock.
-            () = queued.removed() => {
+            () = queued.ended() => {
                 self.service.admission.check(request, until).await.map(|_| Outcome::Contended)
             }
         }
@@ -302,7 +303,7 @@ impl RequestCall<'_> {
     /// Renews the instance and adds the wait parameters to a request in the queue.
     async fn renew(&mut self, request: &mut PlacedRequest, in_queue: Option<InQueue>) -> Result<(), Error> {
         if let (Some(queued), Some(InQueue { is_elsewhere })) = (&mut self.queued, in_queue) {
-            request.wait = Some(queued.wait(request.ask.ticket_id, is_elsewhere).await?);
+            request.wait = Some(queued.wait(is_elsewhere).await?);
         }
         Ok(())
     }
@@ -382,7 +383,7 @@ impl SharedState for RequestCall<'_> {
 
     fn enter_queue(&mut self, any_em: bool, ask: &RequestSpec) -> bool {
         let Some(until) = self.deadlines.line else { return false };
-        self.queued = self.service.line.enter_if_room(any_em, ask, until);
+        self.queued = self.service.line.enter_if_room(any_em, ask, until, self.connection.clone());
         if self.queued.is_some() {
             self.active = None;
         }

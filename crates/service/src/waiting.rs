@@ -33,12 +33,12 @@ use rm_engine::{
 use rm_model::{
     em::EmInstance,
     operation::{Operation, QueuedOutcome, RequestSpec, WaitParameters},
-    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
+    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
 use rm_store::{
     Store,
     session::{Session, answered_within, within_timeout},
-    waiting::{self, key_hash},
+    waiting::{self, Departure, key_hash},
 };
 use rm_telemetry::metrics::{GaugeGuard, Metrics};
 
@@ -56,12 +56,14 @@ pub use maintenance::{listen, renew, run};
 type Waiters = WaiterIndex<Arc<WaiterSignals>>;
 
 /// Signals to one waiting call.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct WaiterSignals {
+    /// Identifies the call.
+    claim: Uuid,
     /// Capacity may be free.
     wake: Notify,
-    /// An operator has removed the request.
-    removed: CancellationToken,
+    /// The call no longer owns its position: an operator removed the request, or a later call took the position over.
+    ended: CancellationToken,
 }
 
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
@@ -79,7 +81,7 @@ pub struct LocalWaitQueue {
     store: Store,
     instance_id: Uuid,
     index: Arc<Mutex<Waiters>>,
-    leaving: mpsc::UnboundedSender<Uuid>,
+    leaving: mpsc::UnboundedSender<Departure>,
     stopping: CancellationToken,
     metrics: Metrics,
     /// Permits of the waiting requests.
@@ -92,8 +94,8 @@ pub struct LocalWaitQueue {
 }
 
 impl LocalWaitQueue {
-    /// Creates an empty queue for up to `most` requests. Also returns the receiver of the ticket ids whose queue entries must
-    /// be deleted.
+    /// Creates an empty queue for up to `most` requests. Also returns the receiver of the calls that end without a
+    /// decision.
     pub fn new(
         store: Store,
         instance_id: Uuid,
@@ -101,7 +103,7 @@ impl LocalWaitQueue {
         metrics: Metrics,
         tasks: &InstanceTasks,
         stopping: CancellationToken,
-    ) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
+    ) -> (Self, mpsc::UnboundedReceiver<Departure>) {
         #[expect(
             clippy::disallowed_methods,
             reason = "one for each call that ends, and calls are bounded; a drop cannot wait"
@@ -113,8 +115,8 @@ impl LocalWaitQueue {
         (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs, is_idle }, left)
     }
 
-    /// Returns the sender for ticket ids of waiting requests whose callers are gone.
-    pub fn leaving(&self) -> mpsc::UnboundedSender<Uuid> {
+    /// Returns the sender for waiting calls whose callers are gone.
+    pub fn leaving(&self) -> mpsc::UnboundedSender<Departure> {
         self.leaving.clone()
     }
 
@@ -156,13 +158,22 @@ impl LocalWaitQueue {
         self.change(|index| index.committed(freed, granted, others_wait));
     }
 
-    /// Lets those of the removed requests that wait here check once, and end.
-    pub fn removed(&self, ticket_ids: impl IntoIterator<Item = Uuid>) {
-        let removed = self.change(|index| match index.callers {
-            0 => Vec::new(),
-            _ => index.removed(ticket_ids),
+    /// Ends those of `calls` that wait here: each checks once, and no longer owns its position.
+    pub fn end_calls(&self, calls: &[OwnedPosition]) {
+        if calls.is_empty() {
+            return;
+        }
+        self.change(|index| {
+            if index.callers == 0 {
+                return;
+            }
+            // A later call may wait here under the same ticket id.
+            let is_other = |call: &OwnedPosition| {
+                index.handle(call.ticket_id).is_some_and(|waiter| Some(waiter.claim) != call.claim)
+            };
+            let ended: Vec<Uuid> = calls.iter().filter(|call| !is_other(call)).map(|call| call.ticket_id).collect();
+            index.removed(ended).iter().for_each(|waiter| waiter.ended.cancel());
         });
-        removed.iter().for_each(|waiter| waiter.removed.cancel());
     }
 
     /// Returns the sequence number of the last freed event.
@@ -180,17 +191,25 @@ impl LocalWaitQueue {
     }
 
     /// Creates a handle for a request that waits until `until`; `None` if too many requests wait here, or too many of this
-    /// principal.
-    pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
+    /// principal. `connection` is that of the caller.
+    pub fn enter_if_room(
+        &self,
+        any_em: bool,
+        ask: &RequestSpec,
+        until: Instant,
+        connection: CallerConnection,
+    ) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
-        let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: Needs::of(&ask.resource) };
+        let signals = WaiterSignals { claim: Uuid::now_v7(), wake: Notify::new(), ended: CancellationToken::new() };
+        let sleeper = WaiterProfile { wake: Arc::new(signals), any_em, needs: Needs::of(&ask.resource) };
         Some(WaitHandle {
             line: self.clone(),
             any_em,
             sleeper,
             until,
-            in_doubt: None,
+            connection,
+            in_doubt: false,
             entry: None,
             hears_of: BTreeSet::new(),
             news_count: 0,
@@ -276,7 +295,23 @@ async fn renew_instance(
     Ok(said?)
 }
 
-/// Handle of one waiting request. Dropping it removes the request from the queue.
+/// The connection of a caller, shared by its calls. The default never closes.
+#[derive(Clone, Debug, Default)]
+pub struct CallerConnection(Arc<AtomicBool>);
+
+impl CallerConnection {
+    /// Records that the connection ends or is broken, before its calls end.
+    pub fn mark_closed(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether the connection has ended: the caller of a call that ends without a decision did not cancel it, and may come back.
+    pub fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Handle of one waiting request. Dropping it ends the call: the request leaves the queue, or its caller counts as absent.
 #[derive(Debug)]
 pub struct WaitHandle {
     line: LocalWaitQueue,
@@ -284,8 +319,9 @@ pub struct WaitHandle {
     any_em: bool,
     sleeper: WaiterProfile<Arc<WaiterSignals>>,
     until: Instant,
-    /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
-    in_doubt: Option<Uuid>,
+    connection: CallerConnection,
+    /// Whether the call may own a position in the database, also after an unknown commit.
+    in_doubt: bool,
     entry: Option<(QueuePosition, WaitKeys)>,
     /// Further wait keys that wake this request.
     hears_of: BTreeSet<WaitKey>,
@@ -305,9 +341,9 @@ impl WaitHandle {
     ///
     /// # Errors
     /// Database errors: an instance without renewal cannot have queue entries.
-    pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<WaitParameters, Error> {
+    pub async fn wait(&mut self, is_elsewhere: bool) -> Result<WaitParameters, Error> {
         self.line.keep_alive(self.until).await?;
-        self.in_doubt = Some(ticket_id);
+        self.in_doubt = true;
         self.news_count = self.line.freed_count();
         Ok(self.parameters(is_elsewhere))
     }
@@ -315,6 +351,7 @@ impl WaitHandle {
     /// Returns the wait parameters of the request now.
     pub fn parameters(&self, is_elsewhere: bool) -> WaitParameters {
         WaitParameters {
+            claim: self.sleeper.wake.claim,
             instance_id: self.line.instance_id,
             remaining: self.until.saturating_duration_since(Instant::now()),
             any_em: self.any_em,
@@ -335,18 +372,18 @@ impl WaitHandle {
 
     /// Records that the request was submitted to the committer.
     pub fn mark_submitted(&self) {
-        if let Some(ticket_id) = self.ticket_id() {
-            self.line.index().tries(ticket_id);
-        }
+        self.in_index(Waiters::tries);
     }
 
     fn position(&self) -> Option<QueuePosition> {
         self.entry.as_ref().map(|(position, _)| *position)
     }
 
-    /// Returns the ticket id by which the index has the request; `None` if the request is not queued.
-    fn ticket_id(&self) -> Option<Uuid> {
-        self.position().map(|position| position.ticket_id())
+    /// Changes the waiter in the index, if the request is queued and the call still owns its position: a later call may wait under
+    /// the same ticket id.
+    fn in_index<T>(&self, change: impl FnOnce(&mut Waiters, Uuid) -> T) -> Option<T> {
+        let ticket_id = self.position()?.ticket_id();
+        self.line.change(|index| (!self.sleeper.wake.ended.is_cancelled()).then(|| change(index, ticket_id)))
     }
 
     /// Records the position and wait keys that the ledger has stored. `any_em` states whether capacity at any EM may serve the request.
@@ -372,36 +409,35 @@ impl WaitHandle {
         if let Some((position, wait_keys)) = &self.entry {
             let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
             let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(key_hash).collect();
-            self.line.index().insert(*position, self.sleeper.clone(), keys, since);
+            self.in_index(|index, _| index.insert(*position, self.sleeper.clone(), keys, since));
         }
     }
 
     /// Parks until a wake-up, the wait deadline or shutdown.
     pub async fn wait_for_wake(&self) -> WaitResult {
-        let Some(ticket_id) = self.ticket_id() else { return WaitResult::Look(WakeReason::NEWS) };
         // A separate statement, so that the index is unlocked before the wait.
-        let untold = self.line.change(|index| index.rest(ticket_id));
+        let untold = self.in_index(Waiters::rest).unwrap_or(Some(WakeReason::NEWS));
         if let Some(wake) = untold {
             return WaitResult::Look(wake);
         }
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
             () = tokio::time::sleep_until(self.until) => WaitResult::DeadlinePassed,
-            () = self.removed() => WaitResult::Look(WakeReason::NEWS),
-            () = self.sleeper.wake.wake.notified() => WaitResult::Look(self.line.index().woken_by(ticket_id)),
+            () = self.ended() => WaitResult::Look(WakeReason::NEWS),
+            () = self.sleeper.wake.wake.notified() => {
+                WaitResult::Look(self.in_index(Waiters::woken_by).unwrap_or(WakeReason::NEWS))
+            }
         }
     }
 
-    /// Waits until an operator removes the request.
-    pub async fn removed(&self) {
-        self.sleeper.wake.removed.cancelled().await;
+    /// Waits until the call no longer owns its position.
+    pub async fn ended(&self) {
+        self.sleeper.wake.ended.cancelled().await;
     }
 
     /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
     pub fn forward_wake(&self, wake: WakeReason) {
-        if let Some(ticket_id) = self.ticket_id() {
-            self.line.change(|index| index.pass_on(ticket_id, wake));
-        }
+        self.in_index(|index, ticket_id| index.pass_on(ticket_id, wake));
     }
 
     /// Counts a check, or an attempt without a grant, by its reason.
@@ -422,7 +458,7 @@ impl WaitHandle {
 
     /// Records a grant. The committed batch has already removed the request from the index.
     pub fn granted(&mut self) {
-        self.in_doubt = None;
+        self.in_doubt = false;
         if self.entry.take().is_some() {
             self.line.metrics.line.served.inc();
         }
@@ -435,10 +471,9 @@ impl WaitHandle {
 
     /// Records that the ledger has deleted the queue entry, or found none.
     pub fn mark_removed(&mut self) {
-        self.in_doubt = None;
-        if let Some((position, _)) = self.entry.take() {
-            self.line.index().remove(position.ticket_id());
-        }
+        self.in_doubt = false;
+        self.in_index(Waiters::remove);
+        self.entry = None;
     }
 }
 
@@ -447,15 +482,12 @@ impl Drop for WaitHandle {
         if let Some(since) = self.queued_since {
             self.line.metrics.requests.waited(since, self.answered.unwrap_or("cancelled"));
         }
-        let mut index = self.line.index();
-        index.callers -= 1;
-        if let Some((position, _)) = self.entry.take() {
-            index.remove(position.ticket_id());
+        self.in_index(Waiters::remove);
+        if self.in_doubt {
+            let is_absent = self.connection.is_closed() || self.line.stopping.is_cancelled();
+            // The receiver ends only at shutdown; other instances then end the call.
+            let _ = self.line.leaving.send(Departure { claim: self.sleeper.wake.claim, is_absent });
         }
-        drop(index);
-        if let Some(ticket_id) = self.in_doubt {
-            // The receiver ends only at shutdown; other instances then delete the entry.
-            let _ = self.line.leaving.send(ticket_id);
-        }
+        self.line.index().callers -= 1;
     }
 }

@@ -1,6 +1,6 @@
 //! `linkis_user_request_id`: the request ids that each user has used, and the grant of each.
 //!
-//! Invariant: one user and one id have one ticket. Callers: the check and the batch, by `rm_service::read_state`; the
+//! Invariant: one user and one id have one ticket. An id that waits is in `linkis_resource_waiting` alone. Callers: the check and the batch, by `rm_service::read_state`; the
 //! retention.
 
 use std::{
@@ -12,12 +12,13 @@ use sqlx::{PgConnection, PgExecutor};
 
 use rm_model::{
     name::Name,
-    operation::{Grant, RequestId, RequestKey, RequestRecord},
+    operation::{Grant, KeptPosition, RequestId, RequestKey, RequestRecord},
 };
 
 use super::{
     StoreError, expect_rows,
     rows::{TableName, TableRow, em_columns},
+    waiting::parse_position,
 };
 
 const TABLE: TableName = TableName("linkis_user_request_id");
@@ -40,26 +41,50 @@ fn record(row: TableRow<'_>) -> Result<RequestRecord, StoreError> {
     })
 }
 
-/// Returns the records of those `asked` pairs of user and request id that have been used.
+/// Used request ids.
+#[derive(Debug, Default)]
+pub struct UsedIds {
+    /// Grants.
+    pub granted: HashMap<RequestKey, RequestRecord>,
+    /// Positions in the wait queue.
+    pub kept: HashMap<RequestKey, KeptPosition>,
+}
+
+/// Returns those `asked` pairs of user and request id that have been used.
 ///
 /// # Errors
 /// Database errors.
-pub async fn read(
-    connection: &mut PgConnection,
-    asked: &HashSet<(&Name, &RequestId)>,
-) -> Result<HashMap<RequestKey, RequestRecord>, StoreError> {
+pub async fn read(connection: &mut PgConnection, asked: &HashSet<(&Name, &RequestId)>) -> Result<UsedIds, StoreError> {
     let (users, ids): (Vec<&str>, Vec<&str>) = asked.iter().map(|(user, id)| (user.as_str(), id.id.as_str())).unzip();
     let rows = sqlx::query(
         r#"-- request_id::read
-        SELECT r."user", r.request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time
+        SELECT r."user", r.request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time,
+            NULL::bytea AS position, NULL::uuid AS claim
         FROM unnest($1::text[], $2::text[]) AS k ("user", request_id)
-        JOIN linkis_user_request_id r ON r."user" = k."user" AND r.request_id = k.request_id"#,
+        JOIN linkis_user_request_id r ON r."user" = k."user" AND r.request_id = k.request_id
+        UNION ALL
+        SELECT w."user", w.request_id, w.body_hash, w.ticket_id, w.em_application_name, w.em_instance, w.wait_until,
+            w.waiting_since, w.position, w.claim
+        FROM unnest($1::text[], $2::text[]) AS k ("user", request_id)
+        CROSS JOIN LATERAL (
+            SELECT * FROM linkis_resource_waiting w WHERE w."user" = k."user" AND w.request_id = k.request_id OFFSET 0) w"#,
     )
     .bind(users)
     .bind(ids)
     .fetch_all(&mut *connection)
     .await?;
-    rows.iter().map(|row| record(TABLE.row(row)).map(|record| (record.key(), record))).collect()
+    let mut used = UsedIds::default();
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        let record = record(row)?;
+        match row.get::<Option<&[u8]>>("position")? {
+            Some(position) => {
+                let (position, body_hash) = (parse_position(position)?, record.request_id.body_hash);
+                used.kept.insert(record.key(), KeptPosition { body_hash, claim: row.get("claim")?, position });
+            }
+            None => drop(used.granted.insert(record.key(), record)),
+        }
+    }
+    Ok(used)
 }
 
 /// Inserts the records of new grants.

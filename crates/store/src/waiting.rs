@@ -20,8 +20,8 @@ use rm_model::{
     name::Name,
     resource::Resource,
     wait_queue::{
-        FreedKeys, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
-        WaitingRequest,
+        FreedKeys, OwnedPosition, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys,
+        WaitQueues, WaitingRequest,
     },
 };
 
@@ -34,7 +34,9 @@ mod freed;
 mod json;
 mod list;
 
-use json::{caps_json, parse_position, parse_wait_key, wait_key_hash, wait_key_json};
+use json::{caps_json, parse_wait_key, wait_key_hash, wait_key_json};
+
+pub(super) use json::parse_position;
 
 pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
 pub use list::{WaitingFilter, list};
@@ -53,6 +55,9 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Grace period of a request after its deadline. The request still counts and is not swept; a live instance removes it
 /// at the deadline. A sweep uses the same period for dead instances.
 const OVERDUE: Duration = Duration::from_secs(5);
+
+/// Time for which a position is kept for an absent caller.
+const POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Maximum number of entries that are read per wait key. A later request cannot be granted before so many entries.
 const STANDS_MAX: i64 = 500;
@@ -134,27 +139,36 @@ pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) 
     wait_keys.iter().map(|wait_key| parse_wait_key(wait_key)).collect()
 }
 
-/// Returns the wait keys of those requests among `ticket_ids` that are queued, each with whether the request is short
-/// there.
+/// Returns those of `positions` that their calls still own, by ticket id, with their wait keys, each with whether the request is
+/// short there.
 pub async fn wait_keys_of(
     executor: impl PgExecutor<'_>,
-    ticket_ids: &[Uuid],
+    positions: &[OwnedPosition],
 ) -> Result<HashMap<Uuid, WaitKeys>, StoreError> {
-    let rows: Vec<(Uuid, String, bool)> = sqlx::query_as(
+    let rows: Vec<(Uuid, Option<String>, Option<bool>)> = sqlx::query_as(
         "-- waiting::wait_keys_of
-        SELECT ticket_id, wait_key::text, is_short FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1)",
+        SELECT w.ticket_id, s.wait_key::text, s.is_short FROM unnest($1::uuid[], $2::uuid[]) AS d (ticket_id, claim)
+        JOIN linkis_resource_waiting w ON w.ticket_id = d.ticket_id AND w.claim IS NOT DISTINCT FROM d.claim
+        LEFT JOIN linkis_resource_waiting_entry s ON s.ticket_id = w.ticket_id",
     )
-    .bind(ticket_ids)
+    .bind(positions.iter().map(|position| position.ticket_id).collect::<Vec<_>>())
+    .bind(positions.iter().map(|position| position.claim).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
     let mut entries: HashMap<Uuid, WaitKeys> = HashMap::new();
     for (ticket_id, wait_key, is_short) in rows {
-        entries.entry(ticket_id).or_default().insert(parse_wait_key(&wait_key)?, is_short);
+        let wait_keys = entries.entry(ticket_id).or_default();
+        if let (Some(wait_key), Some(is_short)) = (wait_key, is_short) {
+            wait_keys.insert(parse_wait_key(&wait_key)?, is_short);
+        }
     }
     Ok(entries)
 }
 
 /// Inserts newly waiting requests with their entries.
+///
+/// # Errors
+/// [`StoreError::is_race`] if a request with the same id entered at the same moment; database errors.
 pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) -> Result<(), StoreError> {
     let asks = || waiting.iter().map(|delta| &delta.request.ask);
     let waits = || waiting.iter().map(|delta| delta.request.wait.as_ref());
@@ -167,14 +181,16 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
         r#"-- waiting::insert
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
             em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position,
-            caps)
+            caps, claim, request_id, body_hash)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
-            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position, caps::jsonb
+            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position, caps::jsonb,
+            claim, request_id, body_hash
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
-            $15::bytea[], $16::text[])
+            $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
-                resource_type, resource, labels, waiting_since, wait_until, principal, position, caps)"#,
+                resource_type, resource, labels, waiting_since, wait_until, principal, position, caps,
+                claim, request_id, body_hash)"#,
     )
     .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -192,6 +208,9 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(asks().map(|ask| ask.principal.as_str()).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
     .bind(asks().map(|ask| caps_json(&ask.caps)).collect::<Vec<_>>())
+    .bind(waits().map(|wait| wait.map(|wait| wait.claim)).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| id.id.as_str())).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| &id.body_hash[..])).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
@@ -199,18 +218,22 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
 }
 
 /// Replaces the EM and the entries of waiting requests.
+///
+/// # Errors
+/// [`StoreError::RowCount`] if a call no longer owns its position; database errors.
 pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> Result<(), StoreError> {
     let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.position.ticket_id()).collect();
     let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
     let done = sqlx::query(
         "-- waiting::update
         UPDATE linkis_resource_waiting w SET em_application_name = d.em_application_name, em_instance = d.em_instance
-        FROM unnest($1::uuid[], $2::text[], $3::text[]) AS d (ticket_id, em_application_name, em_instance)
-        WHERE w.ticket_id = d.ticket_id",
+        FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS d (ticket_id, em_application_name, em_instance, claim)
+        WHERE w.ticket_id = d.ticket_id AND w.claim = d.claim",
     )
     .bind(&ticket_ids)
     .bind(application_names)
     .bind(instances)
+    .bind(moved.iter().map(|delta| delta.claim).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, moved.len(), done.rows_affected())?;
@@ -255,15 +278,19 @@ async fn insert_entries(
 /// can move meanwhile.
 ///
 /// # Errors
-/// [`StoreError::RowCount`] if a request has been cancelled meanwhile; database errors.
-pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
+/// [`StoreError::RowCount`] if a request has been cancelled or taken over meanwhile; database errors.
+pub async fn delete(connection: &mut PgConnection, positions: &[OwnedPosition]) -> Result<(), StoreError> {
+    let ticket_ids: Vec<Uuid> = positions.iter().map(|position| position.ticket_id).collect();
     let gone: i64 = sqlx::query_scalar(
         "-- waiting::delete
-        WITH gone AS (DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING 1),
+        WITH gone AS (
+                DELETE FROM linkis_resource_waiting w USING unnest($1::uuid[], $2::uuid[]) AS d (ticket_id, claim)
+                WHERE w.ticket_id = d.ticket_id AND w.claim IS NOT DISTINCT FROM d.claim RETURNING 1),
             wait_keys AS (DELETE FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1) RETURNING 1)
         SELECT count(*) FROM gone",
     )
-    .bind(ticket_ids)
+    .bind(&ticket_ids)
+    .bind(positions.iter().map(|position| position.claim).collect::<Vec<_>>())
     .fetch_one(connection)
     .await?;
     expect_rows(TABLE.0, ticket_ids.len(), gone.unsigned_abs())
@@ -290,7 +317,7 @@ pub async fn lock(
     let rows = sqlx::query(
         r#"-- waiting::lock
         SELECT ticket_id, waiting_since, "user", creator, engine_type, em_application_name, em_instance, any_em, resource_type,
-            resource::text, labels::text, caps::text, wait_until
+            resource::text, labels::text, caps::text, wait_until, claim, kept_until
         FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) ORDER BY ticket_id FOR UPDATE"#,
     )
     .bind(ticket_ids)
@@ -299,52 +326,94 @@ pub async fn lock(
     TABLE.parse(&rows, |row| list::request(row).map(|request| (request.ticket_id, request)))
 }
 
-/// Requests removed from the queues.
+/// Requests without entries any more.
 #[derive(Debug)]
 pub struct RemovedRequests {
-    /// Number of requests.
+    /// Number of requests, including those that keep their positions.
     pub requests: u64,
     /// Wait keys of their entries, with the number of requests at each.
     pub wait_keys: FreedKeys,
 }
 
-/// Removes the queued requests among `ticket_ids`, each with all of its entries, in one transaction.
-pub async fn leave(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<RemovedRequests, StoreError> {
+/// End of a waiting call, before a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Departure {
+    /// The call.
+    pub claim: Uuid,
+    /// Whether the caller may come back: its connection or its instance ended. A request without an id leaves in both cases.
+    pub is_absent: bool,
+}
+
+/// Ends waiting calls, in one transaction. Their requests leave the queue, or keep their positions without entries.
+pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
-    let gone = remove(&mut transaction, ticket_ids).await?;
+    let of = |is_absent: bool| calls.iter().filter(move |call| call.is_absent == is_absent).map(|call| call.claim);
+    let mut gone: Vec<Uuid> = sqlx::query_scalar(
+        "-- waiting::leave
+        DELETE FROM linkis_resource_waiting WHERE claim = ANY ($1) OR claim = ANY ($2) AND request_id IS NULL RETURNING ticket_id",
+    )
+    .bind(of(false).collect::<Vec<_>>())
+    .bind(of(true).collect::<Vec<_>>())
+    .fetch_all(&mut *transaction)
+    .await?;
+    let absent: Vec<Uuid> = of(true).collect();
+    if !absent.is_empty() {
+        let kept: Vec<Uuid> = sqlx::query_scalar(
+            "-- waiting::keep
+            UPDATE linkis_resource_waiting SET claim = NULL,
+                kept_until = least(wait_until, clock_timestamp() + make_interval(secs => $2))
+            WHERE claim = ANY ($1) RETURNING ticket_id",
+        )
+        .bind(&absent)
+        .bind(POSITION_KEPT.as_secs_f64())
+        .fetch_all(&mut *transaction)
+        .await?;
+        gone.extend(kept);
+    }
+    let gone = remove_entries(&mut transaction, gone).await?;
     transaction.commit().await?;
     Ok(gone)
 }
 
-async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<RemovedRequests, StoreError> {
-    let gone: Vec<Uuid> = sqlx::query_scalar(
-        "-- waiting::remove
-        DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING ticket_id",
-    )
-    .bind(ticket_ids)
-    .fetch_all(&mut *connection)
-    .await?;
-    remove_entries(connection, gone).await
-}
-
-/// Removes up to `limit` requests whose instance has been dead for `OVERDUE`, or whose deadline passed as long ago.
-/// Deletes the rows of instances dead for `FORGOTTEN`, too.
+/// Ends up to `limit` calls whose instance has been dead for `OVERDUE`, or whose deadline passed as long ago, and up to as many
+/// positions that were kept long enough. Deletes the rows of instances dead for `FORGOTTEN`, too.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
-    let gone: Vec<Uuid> = sqlx::query_scalar(
+    let mut gone: Vec<Uuid> = sqlx::query_scalar(
         "-- waiting::sweep
-        DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY (ARRAY (
-            SELECT w.ticket_id FROM linkis_resource_waiting w
+        DELETE FROM linkis_resource_waiting d USING (
+            SELECT w.ticket_id, w.claim FROM linkis_resource_waiting w
             LEFT JOIN linkis_rm_instance i
                 ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
-            WHERE i.instance_id IS NULL OR w.wait_until < clock_timestamp() - make_interval(secs => $2)
-            LIMIT $1))
-        RETURNING ticket_id",
+            WHERE w.kept_until < clock_timestamp() OR w.wait_until < clock_timestamp() - make_interval(secs => $2)
+                OR i.instance_id IS NULL AND w.request_id IS NULL
+            LIMIT $1) w
+        WHERE d.ticket_id = w.ticket_id AND d.claim IS NOT DISTINCT FROM w.claim
+        RETURNING d.ticket_id",
     )
     .bind(limit)
     .bind(OVERDUE.as_secs_f64())
     .fetch_all(&mut *transaction)
     .await?;
+    let kept: Vec<Uuid> = sqlx::query_scalar(
+        "-- waiting::sweep, kept
+        UPDATE linkis_resource_waiting d SET claim = NULL,
+            kept_until = least(d.wait_until, clock_timestamp() + make_interval(secs => $3))
+        FROM (
+            SELECT w.claim FROM linkis_resource_waiting w
+            LEFT JOIN linkis_rm_instance i
+                ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
+            WHERE i.instance_id IS NULL AND w.request_id IS NOT NULL AND w.claim IS NOT NULL
+            LIMIT $1) w
+        WHERE d.claim = w.claim
+        RETURNING d.ticket_id",
+    )
+    .bind(limit)
+    .bind(OVERDUE.as_secs_f64())
+    .bind(POSITION_KEPT.as_secs_f64())
+    .fetch_all(&mut *transaction)
+    .await?;
+    gone.extend(kept);
     sqlx::query(
         "-- waiting::sweep, the instances
         DELETE FROM linkis_rm_instance WHERE alive_until < clock_timestamp() - make_interval(secs => $1)",

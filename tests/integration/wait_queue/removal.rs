@@ -161,6 +161,7 @@ async fn removal_at_held_or_contended_em_is_immediate() {
     second.client.remove_waiting(waiting_of(&second.client, "b").await, "it is locked").await.unwrap();
     assert_removed(&error_of(call).await, "it is locked");
     database.release_holds().await;
+    assert!(first.client.release_hold(&hold.key).await.unwrap());
     assert_wait_queues_empty(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }

@@ -30,7 +30,10 @@ use tonic::transport::server::Connected;
 
 use crate::tls::{self, Tls};
 use rm_model::{access::Unauthenticated, principal::Principal};
-use rm_service::tokens::{Caller, CallerExpiry};
+use rm_service::{
+    tokens::{Caller, CallerExpiry},
+    waiting::CallerConnection,
+};
 
 use super::{
     Edge, HEALTH_CALLS_MAX, allowance::Excess, byte_budget::ByteBudget, socket, stream::MaybeTlsStream,
@@ -59,6 +62,8 @@ pub struct Peer {
     pub(super) certified: Option<Arc<Caller>>,
     /// Whether a call of the connection was authenticated.
     pub(super) is_known: AtomicBool,
+    /// State of the connection, for its waiting calls.
+    pub connection: CallerConnection,
     /// Number of calls in progress that have to complete before the connection ends.
     pub(super) work: AtomicUsize,
     /// Permits of health calls, which need no credentials.
@@ -76,6 +81,7 @@ impl Peer {
             address,
             is_known: AtomicBool::new(certified.is_some()),
             certified,
+            connection: CallerConnection::default(),
             work: AtomicUsize::new(0),
             health: ByteBudget::of(HEALTH_CALLS_MAX),
             bytes: share(),
@@ -419,13 +425,19 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.is_ending() {
-            return self.poll_farewell(cx).map(Err);
+        let before = buffer.filled().len();
+        let read = match self.is_ending() {
+            true => self.poll_farewell(cx).map(Err),
+            false => match self.poll_turn(cx, buffer) {
+                Poll::Ready(read) => Poll::Ready(read),
+                Poll::Pending => unbudgeted(cx, |cx| self.poll_end(cx)),
+            },
+        };
+        // The calls of the connection end after this.
+        if matches!(&read, Poll::Ready(result) if result.is_err() || buffer.filled().len() == before) {
+            self.peer.connection.mark_closed();
         }
-        match self.poll_turn(cx, buffer) {
-            Poll::Ready(read) => Poll::Ready(read),
-            Poll::Pending => unbudgeted(cx, |cx| self.poll_end(cx)),
-        }
+        read
     }
 }
 

@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{message_size::HEARTBEAT_BYTES_MAX, tls::Tls};
 
 use byte_budget::ByteBudget;
-use connection::Peer;
 use gauges::EdgeGauges;
 use metrics::EdgeCollector;
 use permits::CallPermits;
@@ -46,6 +45,7 @@ mod traffic;
 pub use age::spread as ages;
 pub use body::RequestBody;
 pub use connection::Connection;
+pub use connection::Peer;
 pub use listener::accept;
 pub use open_files::make_room;
 pub use permits::ActiveCallPermit;

@@ -75,6 +75,8 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
         }
         // No caller gets this rejection: the request enters the wait queue again, at its end.
         Rejection::PlaceLost => C::new(Aborted, "PLACE_LOST", []).with(Hint::Retry(RETRY_SOON)),
+        // Without a time to retry: two calls that repeat would take the position from each other for ever.
+        Rejection::PositionTakenOver => C::new(Aborted, "POSITION_TAKEN_OVER", []),
         // Without a time to retry: the operator has decided, and clients would enter the queue again.
         Rejection::RemovedFromQueue { ticket_id, reason } => {
             C::new(Aborted, "REMOVED_FROM_QUEUE", [ticket(*ticket_id), ("reason", reason.to_string())])

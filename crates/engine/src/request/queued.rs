@@ -5,7 +5,7 @@
 //! A request with several specs waits with one and may be granted as another (`OtherSpecs`).
 //! Caller: `request`.
 
-use std::{collections::BTreeSet, mem};
+use std::{collections::BTreeSet, mem, sync::Arc};
 
 use rm_model::{
     assessment::{BlockedRequest, Verdict},
@@ -14,6 +14,7 @@ use rm_model::{
     refusal::Refusal,
     wait_queue::{WaitKey, is_short_at_every_em},
 };
+use uuid::Uuid;
 
 use super::{
     Action, CANDIDATES_MAX, Event, Failure, InQueue, NumberedSpec, Patience, QueueStart, RequestResult, SharedState,
@@ -185,7 +186,7 @@ impl<E> QueuedRequest<E> {
             (Stage::CheckingHome(wake), Event::Checked(result)) => self.checked_home(wake, result, shared),
             (Stage::CheckingCandidate { wake, em, checked }, Event::Checked(result)) => match result {
                 Ok(Verdict::Fits) => self.submit(QueueAttempt::Candidate { wake, em, checked }, shared),
-                Err(Failure::Rejected(rejection)) if rejection.is_removal() => {
+                Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => {
                     self.release_assumption(&em, shared);
                     removed(rejection, shared)
                 }
@@ -302,7 +303,7 @@ impl<E> QueuedRequest<E> {
                 shared.mark_removed();
                 self.enter(shared)
             }
-            Err(Failure::Rejected(rejection)) if rejection.is_removal() => removed(rejection, shared),
+            Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => removed(rejection, shared),
             Err(Failure::Rejected(rejection)) if rejection.is_of_em() => match &attempt {
                 // An EM other than that of the entry cannot be used any more.
                 QueueAttempt::Candidate { em, .. } | QueueAttempt::Other { em, .. } if *em != self.home.em => {
@@ -319,6 +320,14 @@ impl<E> QueuedRequest<E> {
         }
     }
 
+    /// Lets all specs create the ticket of the position, which the request may have taken over from an earlier call.
+    fn take_ticket(&mut self, ticket_id: Uuid) {
+        let specs = self.others.iter_mut().map(|other| &mut other.ask).chain([&mut self.home.ask]);
+        for spec in specs.filter(|spec| spec.ticket_id != ticket_id) {
+            Arc::make_mut(spec).ticket_id = ticket_id;
+        }
+    }
+
     /// Records the stored entry. An attempt counts as one before all others if the request is no longer blocked: other EMs can
     /// serve it from now on.
     fn update_entry(
@@ -327,6 +336,7 @@ impl<E> QueuedRequest<E> {
         entry: &QueuedOutcome,
         shared: &mut impl SharedState,
     ) -> QueueAttempt {
+        self.take_ticket(entry.position.ticket_id());
         let is_blocked = is_short_at_every_em(&entry.wait_keys);
         let was_blocked = mem::replace(&mut self.is_blocked, is_blocked);
         // Another spec may fit where that of the entry does not.
@@ -496,7 +506,7 @@ impl<E> QueuedRequest<E> {
                 self.refusal = Some(Box::new(short.refusal));
                 self.check_others(AfterOthers::Forward(wake), shared)
             }
-            Err(Failure::Rejected(rejection)) if rejection.is_removal() => removed(rejection, shared),
+            Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => removed(rejection, shared),
             // The ledger decides, and reports an EM that was unregistered.
             Ok(_) | Err(Failure::Rejected(_)) => self.submit(QueueAttempt::Home(wake), shared),
             Err(Failure::Transient(_)) => self.pause(),
@@ -555,7 +565,7 @@ impl<E> QueuedRequest<E> {
                 let short = short.wait_keys.into_iter().filter(|(_, is_short)| *is_short);
                 search.short.extend(short.map(|(wait_key, _)| wait_key));
             }
-            Err(Failure::Rejected(rejection)) if rejection.is_removal() => return removed(rejection, shared),
+            Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => return removed(rejection, shared),
             // The next freed event or poll repeats the check.
             Err(_) => {}
         }
@@ -583,7 +593,7 @@ impl<E> QueuedRequest<E> {
     }
 }
 
-/// Ends a request that an operator has removed.
+/// Ends a call that no longer owns its position.
 fn removed<E>(rejection: Box<Rejection>, shared: &mut impl SharedState) -> Action<E> {
     shared.mark_removed();
     Action::Reply(RequestResult::Rejected(rejection))

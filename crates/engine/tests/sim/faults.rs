@@ -1,5 +1,5 @@
 //! Faults: crashes, callers that leave, contended keys, drains, holds, unhealthy and unregistered EMs, lost entries, shutdowns,
-//! removals by operators.
+//! removals by operators, repeated calls.
 
 use rm_engine::request::{Action, Event, WaitResult};
 use rm_model::{
@@ -18,8 +18,8 @@ impl World {
         self.steps += 1;
         // Some of them lose entries or end calls, and are not orderly.
         let kinds: &[usize] = match self.shape.faults {
-            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 19, 20],
-            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16, 17, 20],
+            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 19, 20, 21, 21, 22],
+            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16, 17, 20, 21, 21, 22],
         };
         match self.choices.of(kinds).unwrap_or_default() {
             0 => self.crash(number),
@@ -61,6 +61,8 @@ impl World {
             }
             19 => self.register(number),
             20 => self.remove_waiting(number),
+            21 => self.come_again(number),
+            22 => self.store.end_absent(),
             _ => {
                 let freed = self.store.end_hold();
                 self.publish(None, &freed);
@@ -81,7 +83,7 @@ impl World {
         let calls: Vec<u64> = self.instances[number].calls.keys().copied().collect();
         let Some(call) = self.choices.of(&calls) else { return };
         if let Some(Call { handle, .. }) = self.instances[number].calls.remove(&call) {
-            self.end(number, handle);
+            self.end(number, handle, false);
             self.notify(number);
         }
     }

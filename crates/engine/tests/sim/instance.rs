@@ -20,7 +20,7 @@ use rm_model::{
     limit::Limits,
     operation::{LockKey, Operation, PlacedRequest, QueuedOutcome, Rejection, RequestSpec, WaitParameters},
     placement::{ClosedEm, ClusterView},
-    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
+    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
 use uuid::Uuid;
 
@@ -55,7 +55,7 @@ pub struct Instance {
     pub calls: BTreeMap<u64, Call>,
     /// Notifications of other instances that have not arrived.
     /// Freed keys, each with the requests that an operator has removed there.
-    pub notifications: Vec<(FreedKeys, Vec<Uuid>)>,
+    pub notifications: Vec<(FreedKeys, Vec<OwnedPosition>)>,
     pub limits: Arc<Limits>,
 }
 
@@ -103,10 +103,40 @@ pub struct Handle {
     pub news_count: u64,
     pub is_asleep: bool,
     pub is_notified: bool,
-    /// Whether an operator has removed the request, which checks once then.
+    /// Whether the call no longer owns its position, and checks once then.
     pub is_removed: bool,
+    /// EM and specs of the caller's request.
+    pub content: (Option<EmInstance>, Vec<Arc<RequestSpec>>),
     /// What the cache has observed.
     pub belief: Cell<Belief>,
+}
+
+impl Handle {
+    /// Creates the handle of a call that has no permit to wait yet.
+    pub fn new(number: u64, any_em: bool, belief: Belief) -> Self {
+        Self {
+            number,
+            any_em,
+            may_wait: false,
+            looks_anywhere: any_em,
+            ticket_id: Uuid::from_u128(number.into()),
+            is_queued: false,
+            entry: None,
+            needs: Needs::default(),
+            subscribed: BTreeSet::new(),
+            news_count: 0,
+            is_asleep: false,
+            is_notified: false,
+            is_removed: false,
+            content: (None, Vec::new()),
+            belief: Cell::new(belief),
+        }
+    }
+
+    /// Identifies the call.
+    pub fn claim(&self) -> Uuid {
+        Uuid::from_u128(u128::from(self.number))
+    }
 }
 
 /// A request and the shared structures of its instance.
@@ -119,6 +149,9 @@ pub struct Shared<'a> {
 impl Shared<'_> {
     fn insert(&mut self, since: u64) {
         let Some((position, wait_keys)) = &self.handle.entry else { return };
+        if self.handle.is_removed {
+            return;
+        }
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
         let keys: BTreeSet<WaitKeyHash> =
             short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
@@ -195,13 +228,14 @@ impl SharedState for Shared<'_> {
         self.handle.looks_anywhere = any_em;
         let stored = Some((entry.position, entry.wait_keys.clone()));
         if self.handle.entry != stored {
+            self.handle.ticket_id = entry.position.ticket_id();
             self.handle.entry = stored;
             self.insert(self.handle.news_count);
         }
     }
 
     fn mark_removed(&mut self) {
-        if self.handle.entry.take().is_some() {
+        if self.handle.entry.take().is_some() && !self.handle.is_removed {
             self.instance.waiters.borrow_mut().remove(self.handle.ticket_id);
         }
     }
@@ -222,7 +256,7 @@ impl SharedState for Shared<'_> {
     }
 
     fn forward_wake(&self, wake: WakeReason) {
-        if self.handle.entry.is_some() {
+        if self.handle.entry.is_some() && !self.handle.is_removed {
             self.instance.waiters.borrow_mut().pass_on(self.handle.ticket_id, wake);
         }
     }
@@ -299,6 +333,7 @@ pub fn enter(instance: &Instance, handle: &mut Handle, request: &mut PlacedReque
 
 fn prepare(instance: &Instance, handle: &Handle, request: &mut PlacedRequest, is_elsewhere: bool) {
     request.wait = Some(WaitParameters {
+        claim: handle.claim(),
         instance_id: instance.id,
         remaining: Duration::from_secs(60),
         any_em: handle.any_em,

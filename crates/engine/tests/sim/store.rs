@@ -12,11 +12,11 @@ use rm_model::{
     em_drain::EmDrain,
     external::Clusters,
     hold::ExistingHold,
-    ledger::{Deltas, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
+    ledger::{Deltas, HistoryLine, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
     limit_mode::LimitMode,
     name::Name,
-    operation::{LockKey, Operation, Outcome, PlacedRequest, RegisterEm},
+    operation::{KeptPosition, LockKey, Operation, Outcome, PlacedRequest, RegisterEm, RequestKey, RequestRecord},
     placement::ClusterView,
     principal::Principal,
     report::EmCondition,
@@ -24,7 +24,8 @@ use rm_model::{
     scope::{ScopeCounter, ScopeHoldings, USER},
     ticket::Ticket,
     wait_queue::{
-        FreedKeys, MUCH, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues, WaitingRequest,
+        FreedKeys, MUCH, OwnedPosition, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues,
+        WaitingRequest,
     },
 };
 use time::OffsetDateTime;
@@ -50,8 +51,8 @@ pub type SimResult = Result<Outcome, Failure<SimError>>;
 pub struct Committed {
     pub results: Vec<SimResult>,
     pub freed: FreedKeys,
-    /// Requests that an operator has removed.
-    pub removed: Vec<Uuid>,
+    /// Calls that no longer own their positions.
+    pub ended: Vec<OwnedPosition>,
     pub ems: Vec<Em>,
     /// EMs that were unregistered.
     pub gone: Vec<EmInstance>,
@@ -60,6 +61,8 @@ pub struct Committed {
 /// A request in the stored wait queue.
 struct StoredEntry {
     request: PlacedRequest,
+    /// Call that owns the position; `None` while its caller is absent.
+    claim: Option<Uuid>,
     instance: Uuid,
     keys: BTreeSet<WaitKey>,
 }
@@ -79,6 +82,8 @@ fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
         labels: spec.labels.clone(),
         caps: Vec::new(),
         wait_until: position.since(),
+        claim: entry.claim,
+        kept_until: None,
         ahead: BTreeMap::new(),
     }
 }
@@ -106,9 +111,15 @@ pub struct Store {
     holds: BTreeMap<LockKey, ExistingHold>,
     /// Requests that operators have removed.
     removed: HashMap<Uuid, Name>,
+    request_ids: HashMap<RequestKey, RequestRecord>,
 }
 
 impl Store {
+    /// Whether a ticket was granted under a request id.
+    pub fn has_id(&self, ticket_id: Uuid) -> bool {
+        self.request_ids.values().any(|record| record.grant.ticket_id == ticket_id)
+    }
+
     /// Returns the condition of an EM by its reports.
     pub fn condition(&self, em: &EmInstance) -> EmCondition {
         EmCondition { is_available: !self.unhealthy.contains(em), ..EmCondition::default() }
@@ -157,13 +168,14 @@ impl Store {
             holds: self.holds.clone().into_iter().collect(),
             drains: self.drains.iter().map(|(em, drain)| (em.clone(), drain.clone())).collect(),
             adopted: HashMap::new(),
-            request_ids: HashMap::new(),
+            request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
             line: WaitQueueView {
                 line: self.line.clone(),
                 wait_keys: Some(wait_keys.map(|wait_key| (wait_key.clone(), ViewExtent::All)).collect()),
             },
+            kept: self.kept(),
             waiting: self
                 .entries
                 .iter()
@@ -172,6 +184,16 @@ impl Store {
             removed: self.removed.clone(),
             clusters: Clusters::default(),
         }
+    }
+
+    /// Returns the positions that belong to request ids.
+    fn kept(&self) -> HashMap<RequestKey, KeptPosition> {
+        let kept = |(position, entry): (&QueuePosition, &StoredEntry)| {
+            let body_hash = entry.request.ask.request_id.as_ref()?.body_hash;
+            let kept = KeptPosition { body_hash, claim: entry.claim, position: *position };
+            Some((entry.request.ask.request_key()?, kept))
+        };
+        self.entries.iter().filter_map(kept).collect()
     }
 
     /// Returns the waiting requests with the EM of each.
@@ -228,8 +250,28 @@ impl Store {
         ledger.apply(&Principal::Anonymous.into(), &operation).map_err(|error| Failure::Rejected(Box::new(error)))
     }
 
-    /// Applies a batch of one instance, and asserts the invariants.
+    /// Applies a batch of one instance, and asserts the invariants. Two calls with one request id are a race for the tables, and
+    /// the committer then applies each operation alone.
     pub fn commit(&mut self, instance: Uuid, batch: &[Operation]) -> Committed {
+        let mut keys = BTreeSet::new();
+        let mut ids = batch.iter().filter_map(|operation| operation.request()?.ask.request_key());
+        if ids.all(|key| keys.insert(key)) {
+            return self.commit_together(instance, batch);
+        }
+        let mut all =
+            Committed { results: vec![], freed: FreedKeys::default(), ended: vec![], ems: vec![], gone: vec![] };
+        for operation in batch {
+            let one = self.commit_together(instance, std::slice::from_ref(operation));
+            all.results.extend(one.results);
+            one.freed.iter().for_each(|(wait_key, requests)| all.freed.add(wait_key.clone(), requests));
+            all.ended.extend(one.ended);
+            all.ems.extend(one.ems);
+            all.gone.extend(one.gone);
+        }
+        all
+    }
+
+    fn commit_together(&mut self, instance: Uuid, batch: &[Operation]) -> Committed {
         self.now += 1;
         let mut ledger = Ledger::new(self.snapshot(batch));
         let mut apply = |operation| {
@@ -240,10 +282,10 @@ impl Store {
         let (deltas, mut state) = ledger.finish();
         // The ledger states them in no order, and a seed must repeat its run.
         state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
-        let (freed, removed) = (deltas.freed.clone(), deltas.removed.clone());
+        let (freed, ended) = (deltas.freed.clone(), deltas.ended_waits.clone());
         self.write(instance, deltas);
         self.assert_invariants();
-        Committed { results, freed, removed, ems: state.ems, gone: state.gone }
+        Committed { results, freed, ended, ems: state.ems, gone: state.gone }
     }
 
     fn assert_no_grant_while_drained(&self, batch: &[Operation], results: &[SimResult]) {
@@ -252,6 +294,8 @@ impl Store {
             match result {
                 Ok(Outcome::Drained(_)) => drop(drained.insert(operation.em())),
                 Ok(Outcome::Resumed(_)) => drop(drained.remove(operation.em())),
+                // Granted before, under the same request id.
+                Ok(Outcome::Granted(grant)) if self.has_id(grant.ticket_id) => {}
                 Ok(Outcome::Granted(grant)) => assert!(!drained.contains(&grant.em), "{} is drained", grant.em),
                 _ => {}
             }
@@ -277,22 +321,30 @@ impl Store {
                 None => drop(self.drains.remove(&em)),
             }
         }
+        for left in deltas.left_line {
+            let entry = self.remove(left.ticket_id);
+            assert!(entry.is_none_or(|entry| entry.claim == left.claim), "a call changes only its own position");
+        }
+        for record in deltas.request_ids {
+            assert!(self.request_ids.insert(record.key(), record).is_none(), "an id has one ticket");
+        }
         for entry in deltas.waiting {
             let keys: BTreeSet<WaitKey> = entry.wait_keys.keys().cloned().collect();
             self.line.put(entry.position, &entry.wait_keys, &entry.request.ask.resource);
-            self.entries.insert(entry.position, StoredEntry { request: entry.request, instance, keys });
+            let stored = StoredEntry { claim: entry.request.claim(), request: entry.request, instance, keys };
+            assert!(self.entries.insert(entry.position, stored).is_none(), "a request has one position");
         }
         for entry in deltas.moved {
             let stored = self.entries.get_mut(&entry.position).unwrap();
+            assert_eq!(stored.claim, entry.claim, "a call changes only its own position");
             stored.keys = entry.wait_keys.keys().cloned().collect();
             stored.request.em = entry.em;
             self.line.put(entry.position, &entry.wait_keys, &stored.request.ask.resource);
         }
-        let reason = Name::parse("reason", "a mistake").unwrap();
-        self.removed.extend(deltas.removed.into_iter().map(|ticket_id| (ticket_id, reason.clone())));
-        for ticket_id in deltas.left_line {
-            // An entry that this batch has also made was removed before it was written.
-            self.remove(ticket_id);
+        for line in deltas.lines {
+            if let HistoryLine::RemovedFromQueue(ticket, reason, _) = line {
+                self.removed.insert(ticket.id, reason);
+            }
         }
         for ended in deltas.ended {
             assert!(self.tickets.remove(&ended.ticket.id).is_some() || !ended.stored);
@@ -304,26 +356,38 @@ impl Store {
     }
 
     fn remove(&mut self, ticket_id: Uuid) -> Option<StoredEntry> {
-        let position = self.line.position_of(ticket_id)?;
+        let position = *self.entries.keys().find(|position| position.ticket_id() == ticket_id)?;
         self.line.remove(ticket_id);
         self.entries.remove(&position)
     }
 
-    /// Removes the entry of a request whose caller is gone, and returns the keys that it frees.
-    pub fn leave(&mut self, ticket_id: Uuid) -> FreedKeys {
+    /// Ends a call, and returns the keys that it frees. The position of a request id is kept if the caller is absent.
+    pub fn leave(&mut self, claim: Uuid, is_absent: bool) -> FreedKeys {
         let mut freed = FreedKeys::default();
-        let left = self.remove(ticket_id);
-        left.into_iter().flat_map(|entry| entry.keys).for_each(|wait_key| freed.add(wait_key, 1));
+        let owned = self.entries.iter().find(|(_, entry)| entry.claim == Some(claim)).map(|(position, _)| *position);
+        let Some((position, mut entry)) = owned.and_then(|position| self.entries.remove_entry(&position)) else {
+            return freed;
+        };
+        self.line.remove(position.ticket_id());
+        std::mem::take(&mut entry.keys).into_iter().for_each(|wait_key| freed.add(wait_key, 1));
+        if is_absent && entry.request.ask.request_id.is_some() {
+            self.entries.insert(position, StoredEntry { claim: None, ..entry });
+        }
         freed
+    }
+
+    /// Ends all positions that are kept for absent callers.
+    pub fn end_absent(&mut self) {
+        self.entries.retain(|_, entry| entry.claim.is_some());
     }
 
     /// Removes the entries of an instance that is dead.
     pub fn sweep(&mut self, instance: Uuid) -> FreedKeys {
         let of_instance = self.entries.iter().filter(|(_, entry)| entry.instance == instance);
-        let dead: Vec<Uuid> = of_instance.map(|(position, _)| position.ticket_id()).collect();
+        let dead: Vec<Uuid> = of_instance.filter_map(|(_, entry)| entry.claim).collect();
         let mut freed = FreedKeys::default();
-        for ticket_id in dead {
-            self.leave(ticket_id).iter().for_each(|(wait_key, requests)| freed.add(wait_key.clone(), requests));
+        for claim in dead {
+            self.leave(claim, true).iter().for_each(|(wait_key, requests)| freed.add(wait_key.clone(), requests));
         }
         freed
     }
@@ -338,7 +402,8 @@ impl Store {
                 PlacedRequest { em: em.clone(), wait: Some(wait), is_em_unavailable: false, ..entry.request.clone() };
             matches!(self.check(&request), Ok(Outcome::Granted(_))).then(|| (position.ticket_id(), em.clone()))
         };
-        self.entries.iter().find_map(|(position, entry)| match entry.request.wait.as_ref()?.any_em {
+        let mut present = self.entries.iter().filter(|(_, entry)| entry.claim.is_some());
+        present.find_map(|(position, entry)| match entry.request.wait.as_ref()?.any_em {
             false => grantable(position, entry, &entry.request.em),
             true => self.ems.keys().find_map(|em| grantable(position, entry, em)),
         })

@@ -1,7 +1,6 @@
 //! A world of instances, requests and faults. The choices decide what happens next.
 
 use std::{
-    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
@@ -12,16 +11,18 @@ use rm_engine::{
     contended_keys::{KeyEffects, KeyTask},
     request::{Action, Event, Failure, Patience, Request, RequestResult, WaitResult},
     waiter_index::FreedCapacity,
-    wake_reason::{Needs, WakeReason},
+    wake_reason::WakeReason,
 };
 use rm_model::{
     em::EmInstance,
     name::Name,
-    operation::{LockKey, Operation, Outcome, Rejection, ReleaseTicket, RemoveWaiting, RequestSpec, ResumeEm},
+    operation::{
+        LockKey, Operation, Outcome, Rejection, ReleaseTicket, RemoveWaiting, RequestId, RequestSpec, ResumeEm,
+    },
     placement::ClosedEm,
     principal::Principal,
     resource::Resource,
-    wait_queue::{FreedKeys, MUCH, WaitKey, WaitKeyHash},
+    wait_queue::{FreedKeys, MUCH, OwnedPosition, WaitKey, WaitKeyHash},
 };
 use uuid::Uuid;
 
@@ -215,29 +216,44 @@ impl World {
         let specs = 1 + self.choices.below(2);
         let ticket_id = Uuid::from_u128(call.into());
         let resources: Vec<Resource> = (0..specs).map(|_| requested(&mut self.choices)).collect();
-        let mut handle = Handle {
-            number: call,
-            any_em,
-            may_wait: false,
-            looks_anywhere: any_em,
-            ticket_id,
-            is_queued: false,
-            entry: None,
-            needs: Needs::default(),
-            subscribed: BTreeSet::new(),
-            news_count: 0,
-            is_asleep: false,
-            is_notified: false,
-            is_removed: false,
-            belief: Cell::new(Belief::chosen(&mut self.choices)),
-        };
+        let mut handle = Handle::new(call, any_em, Belief::chosen(&mut self.choices));
         handle.may_wait = !self.choices.one_in(4);
         let (user, may_wait) = (self.user(), handle.may_wait);
         let asks = resources.into_iter().map(|resource| spec(ticket_id, &user, resource, may_wait)).collect();
+        self.start(number, handle, named, asks);
+    }
+
+    fn start(&mut self, number: usize, mut handle: Handle, named: Option<EmInstance>, specs: Vec<Arc<RequestSpec>>) {
+        handle.content = (named.clone(), specs.clone());
         let instance = &self.instances[number];
         let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
-        let (request, action) = Request::start(named, asks, &mut shared);
+        let (request, action) = Request::start(named, specs, &mut shared);
         self.begin(number, (request, handle), ("New", "submitted"), action);
+    }
+
+    /// A caller with a request id calls once more, at any instance. Its earlier call goes on, or its connection is lost.
+    pub fn come_again(&mut self, number: usize) {
+        let has_id = |call: &Call| call.handle.content.1.iter().all(|spec| spec.request_id.is_some());
+        let calls = &self.instances[number].calls;
+        let calls: Vec<u64> = calls.iter().filter(|(_, call)| has_id(call)).map(|(number, _)| *number).collect();
+        let Some(call) = self.choices.of(&calls) else { return };
+        let Some((named, specs)) = self.instances[number].calls.get(&call).map(|call| call.handle.content.clone())
+        else {
+            return;
+        };
+        if self.choices.one_in(2)
+            && let Some(Call { handle, .. }) = self.instances[number].calls.remove(&call)
+        {
+            self.end(number, handle, true);
+            self.notify(number);
+        }
+        self.submitted += 1;
+        let ticket_id = Uuid::from_u128(self.submitted.into());
+        let again = specs.iter().map(|spec| Arc::new(RequestSpec { ticket_id, ..RequestSpec::clone(spec) })).collect();
+        let mut handle = Handle::new(self.submitted, named.is_none(), Belief::chosen(&mut self.choices));
+        handle.may_wait = specs.iter().any(|spec| spec.may_wait);
+        let elsewhere = self.choices.below(self.instances.len());
+        self.start(elsewhere, handle, named, again);
     }
 
     /// Gives a request the result of its action, and begins the next action.
@@ -284,7 +300,8 @@ impl World {
                 self.grants += u64::from(is_granted);
                 *self.replies.entry(call).or_default() += 1;
                 assert_eq!(self.replies[&call], 1, "a request has one reply");
-                self.end(number, handle);
+                let is_stopping = matches!(reply, RequestResult::Stopping);
+                self.end(number, handle, is_stopping);
                 self.notify(number);
                 return;
             }
@@ -313,7 +330,7 @@ impl World {
                     placed.em
                 );
                 enter(instance, &mut handle, placed, *in_queue);
-                if handle.entry.is_some() {
+                if handle.entry.is_some() && !handle.is_removed {
                     instance.waiters.borrow_mut().tries(handle.ticket_id);
                 }
                 let (operation, patience) = (Operation::Request(placed.clone()), *patience);
@@ -330,16 +347,16 @@ impl World {
     }
 
     /// Removes what an ended call leaves behind.
-    pub fn end(&mut self, number: usize, handle: Handle) {
+    pub fn end(&mut self, number: usize, handle: Handle, is_absent: bool) {
         let instance = &mut self.instances[number];
         if handle.is_queued {
             instance.waiters.borrow_mut().callers -= 1;
         }
-        if handle.entry.is_some() {
+        if handle.entry.is_some() && !handle.is_removed {
             instance.waiters.borrow_mut().remove(handle.ticket_id);
         }
         if handle.is_queued {
-            let freed = self.store.leave(handle.ticket_id);
+            let freed = self.store.leave(handle.claim(), is_absent);
             self.publish(None, &freed);
         }
     }
@@ -376,7 +393,7 @@ impl World {
             Action::Wait => {
                 let Some(Call { handle, .. }) = instance.calls.get_mut(&call) else { return };
                 handle.is_asleep = false;
-                match (handle.is_notified, handle.entry.is_some()) {
+                match (handle.is_notified, handle.entry.is_some() && !handle.is_removed) {
                     (true, true) => {
                         let wake = instance.waiters.borrow_mut().woken_by(handle.ticket_id);
                         Event::Woken(WaitResult::Look(wake))
@@ -504,9 +521,9 @@ impl World {
                 .collect();
             let freed = capacity(&mut self.store, &committed.freed);
             let others_wait = self.shape.instances > 1;
-            self.end_removed(number, &committed.removed);
+            self.end_calls(number, &committed.ended);
             self.instances[number].waiters.borrow_mut().committed(freed, granted, others_wait);
-            self.publish_with(Some(number), &committed.freed, &committed.removed);
+            self.publish_with(Some(number), &committed.freed, &committed.ended);
             for (queued, result) in batch.into_iter().zip(committed.results) {
                 if let (false, Ok(Outcome::Held(key))) = (is_unknown, &result) {
                     self.instances[number].wait_for_key(key.clone(), queued, now, &mut effects);
@@ -515,7 +532,7 @@ impl World {
                 let Some(call) = queued.call else { continue };
                 if is_unknown && !self.instances[number].calls.contains_key(&call) {
                     // The entry leaves, if there is one. A grant without a caller expires.
-                    let freed = self.store.leave(Uuid::from_u128(call.into()));
+                    let freed = self.store.leave(Uuid::from_u128(call.into()), true);
                     self.publish(None, &freed);
                 }
                 let result = if is_unknown { Err(Failure::Final(SimError::CommitUnknown)) } else { result };
@@ -526,18 +543,20 @@ impl World {
         for (call, result) in results {
             match self.instances[number].calls.contains_key(&call) {
                 true => self.step(number, call, Event::Committed(result)),
-                false => self.undo(number, result),
+                false => self.undo(number, call, result),
             }
         }
     }
 
     /// Reverts what a request whose caller is gone has got.
-    fn undo(&mut self, number: usize, result: SimResult) {
+    fn undo(&mut self, number: usize, call: u64, result: SimResult) {
         match result {
-            Ok(Outcome::Waiting(entry)) => {
-                let freed = self.store.leave(entry.position.ticket_id());
+            Ok(Outcome::Waiting(_)) => {
+                let freed = self.store.leave(Uuid::from_u128(call.into()), true);
                 self.publish(None, &freed);
             }
+            // The caller can repeat the request.
+            Ok(Outcome::Granted(grant)) if self.store.has_id(grant.ticket_id) => {}
             Ok(Outcome::Granted(grant)) => {
                 let ticket = self.store.tickets().find(|ticket| ticket.id == grant.ticket_id);
                 let Some(user) = ticket.map(|ticket| ticket.user.clone()) else { return };
@@ -555,14 +574,14 @@ impl World {
         }
         self.steps += 1;
         let chosen = self.choices.below(count);
-        let (freed, removed) = self.instances[number].notifications.swap_remove(chosen);
+        let (freed, ended) = self.instances[number].notifications.swap_remove(chosen);
         if goes_on && self.shape.faults == Faults::All && self.choices.one_in(4) {
             return;
         }
         if self.is_printed {
-            println!("{number}: hears of {:?} and {removed:?}", freed.iter().collect::<Vec<_>>());
+            println!("{number}: hears of {:?} and {ended:?}", freed.iter().collect::<Vec<_>>());
         }
-        self.end_removed(number, &removed);
+        self.end_calls(number, &ended);
         let freed = capacity(&mut self.store, &freed);
         let instance = &self.instances[number];
         let mut view = instance.view.borrow_mut();
@@ -600,10 +619,15 @@ impl World {
         self.submit_operation(number, Operation::Remove(RemoveWaiting { ticket_id, em, reason }));
     }
 
-    /// Lets the requests among `removed` that wait on an instance check once.
-    fn end_removed(&mut self, number: usize, removed: &[Uuid]) {
+    /// Lets the calls among `ended` that wait on an instance check once.
+    fn end_calls(&mut self, number: usize, ended: &[OwnedPosition]) {
         let instance = &mut self.instances[number];
-        for call in instance.waiters.get_mut().removed(removed.iter().copied()) {
+        let waiters = instance.waiters.get_mut();
+        let is_other = |owned: &OwnedPosition| {
+            waiters.handle(owned.ticket_id).is_some_and(|call| Some(Uuid::from_u128((*call).into())) != owned.claim)
+        };
+        let ended: Vec<Uuid> = ended.iter().filter(|owned| !is_other(owned)).map(|owned| owned.ticket_id).collect();
+        for call in waiters.removed(ended) {
             if let Some(call) = instance.calls.get_mut(&call) {
                 (call.handle.is_notified, call.handle.is_removed) = (true, true);
             }
@@ -616,13 +640,13 @@ impl World {
         self.publish_with(from, freed, &[]);
     }
 
-    fn publish_with(&mut self, from: Option<usize>, freed: &FreedKeys, removed: &[Uuid]) {
-        if freed.is_empty() {
+    fn publish_with(&mut self, from: Option<usize>, freed: &FreedKeys, ended: &[OwnedPosition]) {
+        if freed.is_empty() && ended.is_empty() {
             return;
         }
         for (number, instance) in self.instances.iter_mut().enumerate() {
             if Some(number) != from {
-                instance.notifications.push((freed.clone(), removed.to_vec()));
+                instance.notifications.push((freed.clone(), ended.to_vec()));
             }
         }
     }
@@ -679,7 +703,8 @@ fn requested(choices: &mut Choices) -> Resource {
 }
 
 fn spec(ticket_id: Uuid, user: &Name, resource: Resource, may_wait: bool) -> Arc<RequestSpec> {
-    let name = |text| Name::parse("name", text).unwrap();
+    let name = |text: &str| Name::parse("name", text).unwrap();
+    let has_id = ticket_id.as_u128().is_multiple_of(2);
     Arc::new(RequestSpec {
         principal: Principal::Anonymous,
         ticket_id,
@@ -691,7 +716,7 @@ fn spec(ticket_id: Uuid, user: &Name, resource: Resource, may_wait: bool) -> Arc
         selector: Default::default(),
         caps: Default::default(),
         lock_ttl: Duration::from_secs(3600),
-        request_id: None,
+        request_id: has_id.then(|| RequestId { id: name(&ticket_id.to_string()), body_hash: [0; 32] }),
         return_counters: false,
         may_wait,
     })

@@ -21,7 +21,7 @@ use super::{
         scope::{ScopeCounter, ScopeHoldings},
         ticket::Ticket,
         ticket_end::TicketEnd,
-        wait_queue::{FreedKeys, QueuePosition, WaitKeys},
+        wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKeys},
     },
     draining::DrainDelta,
     snapshot::WaitQueueView,
@@ -60,10 +60,10 @@ pub struct Deltas {
     pub waiting: Vec<EnqueuedDelta>,
     /// Queue entries with other wait keys.
     pub moved: Vec<RequeuedDelta>,
-    /// Ticket ids of the requests that left the wait queue.
-    pub left_line: Vec<Uuid>,
-    /// Those of them that an operator removed; only to end their calls.
-    pub removed: Vec<Uuid>,
+    /// Rows of the wait queue that are deleted, before new ones are inserted: a call that takes a position over replaces the row.
+    pub left_line: Vec<OwnedPosition>,
+    /// Positions whose calls end, because an operator removed them or a later call took them over; not written.
+    pub ended_waits: Vec<OwnedPosition>,
     /// New locked tickets, in the order of the decisions.
     pub granted: Vec<Ticket>,
     /// New tickets that are used already.
@@ -163,6 +163,8 @@ pub struct EnqueuedDelta {
 pub struct RequeuedDelta {
     /// Position of the request.
     pub position: QueuePosition,
+    /// Call that owns the position.
+    pub claim: Option<Uuid>,
     /// EM of the latest decision.
     pub em: EmInstance,
     /// New wait keys.

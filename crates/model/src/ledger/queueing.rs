@@ -1,7 +1,9 @@
 //! Wait queue entries in the ledger: a request enters a queue, moves between keys, and is removed.
 //!
-//! A request keeps its position until it leaves. Each removed key is recorded as freed, so that later entries are
+//! A request keeps its position until it leaves; a position of a request id outlives its call. Each removed key is recorded as freed, so that later entries are
 //! woken.
+
+use uuid::Uuid;
 
 use super::{
     super::{
@@ -9,35 +11,60 @@ use super::{
         operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
         principal::Principal,
         ticket::{Ticket, TicketState},
-        wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitingRequest},
+        wait_queue::{OwnedPosition, QueuePosition, WaitKey, WaitKeys, WaitingRequest},
     },
     EnqueuedDelta, HistoryLine, Ledger, RequeuedDelta,
 };
 
+/// The stored position of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StoredEntry {
+    pub position: QueuePosition,
+    /// Call that owns the position; `None` while its caller is absent.
+    pub claim: Option<Uuid>,
+    /// Whether the call of the operation has entered the queue itself; false if it takes the position over.
+    pub is_own: bool,
+}
+
 impl Ledger {
-    /// Returns the stored queue position of a request, if it has one.
+    /// Returns the position of a request in the wait queues, if it has one: its own, or the one that an earlier call with the same
+    /// request id has.
     ///
     /// # Errors
-    /// [`Rejection::RemovedFromQueue`] or [`Rejection::PlaceLost`] if the queue no longer contains the request.
-    pub(super) fn position(&self, op: &PlacedRequest) -> Result<Option<QueuePosition>, Rejection> {
-        op.stored_position(&self.line.line, &self.removed)
+    /// - [`Rejection::RequestIdReused`] if the earlier request differs.
+    /// - As of [`PlacedRequest::stored_position`].
+    pub(super) fn entry(&self, op: &PlacedRequest) -> Result<Option<StoredEntry>, Rejection> {
+        let kept = op.ask.request_key().and_then(|key| self.kept.get(&key));
+        if let (Some(kept), Some(request_id)) = (kept, &op.ask.request_id)
+            && kept.body_hash != request_id.body_hash
+        {
+            return Err(Rejection::RequestIdReused(request_id.id.to_string()));
+        }
+        if let Some(position) = op.stored_position(&self.line.line, kept, &self.removed)? {
+            return Ok(Some(StoredEntry { position, claim: op.claim(), is_own: true }));
+        }
+        Ok(kept.map(|kept| StoredEntry { position: kept.position, claim: kept.claim, is_own: false }))
     }
 
     /// Removes a waiting request for an operator. Later entries are woken, and the call of the request ends.
     pub(super) fn remove_waiting(&mut self, op: &RemoveWaiting) -> Result<Outcome, Rejection> {
-        let (ticket_id, line) = (op.ticket_id, &mut self.line.line);
-        let wait_keys = line.keys_of(ticket_id);
+        let ticket_id = op.ticket_id;
+        let has_left = self.deltas.left_line.iter().any(|left| left.ticket_id == ticket_id);
         // An earlier operation of this batch may have granted or refused the request.
-        let Some(request) = self.waiting.remove(&ticket_id).filter(|_| !wait_keys.is_empty()) else {
+        let Some(request) = self.waiting.remove(&ticket_id).filter(|_| !has_left) else {
             return match self.removed.contains_key(&ticket_id) {
                 true => Ok(Outcome::RemovedFromQueue),
                 false => Err(Rejection::NotWaiting(ticket_id)),
             };
         };
-        line.remove(ticket_id);
+        let wait_keys = self.line.line.keys_of(ticket_id);
+        self.line.line.remove(ticket_id);
         wait_keys.into_keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key));
-        self.deltas.left_line.push(ticket_id);
-        self.deltas.removed.push(ticket_id);
+        let owned = OwnedPosition { ticket_id, claim: request.claim };
+        // An earlier operation of this batch may have moved the request.
+        self.deltas.moved.retain(|moved| moved.position.ticket_id() != ticket_id);
+        self.deltas.left_line.push(owned);
+        self.deltas.ended_waits.push(owned);
         let (ticket, by) = (Box::new(ticket_of(request, &self.by.principal)), self.by.clone());
         self.deltas.lines.push(HistoryLine::RemovedFromQueue(ticket, op.reason.clone(), by));
         self.removed.insert(ticket_id, op.reason.clone());
@@ -48,43 +75,54 @@ impl Ledger {
     pub(super) fn wait_or_refuse(
         &mut self,
         op: &PlacedRequest,
-        position: Option<QueuePosition>,
+        entry: Option<StoredEntry>,
         short: BlockedRequest,
     ) -> Outcome {
         let BlockedRequest { refusal, wait_keys } = short;
         let line = &mut self.line.line;
-        let before = position.map(|_| line.keys_of(op.ask.ticket_id)).unwrap_or_default();
-        match (&op.wait, position) {
-            (Some(wait), Some(position)) if wait.is_elsewhere => {
+        let before = entry.map(|_| line.keys_of(op.ask.ticket_id)).unwrap_or_default();
+        match (&op.wait, entry) {
+            (Some(wait), Some(StoredEntry { position, is_own: true, .. })) if wait.is_elsewhere => {
                 return Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys: before, refusal }));
             }
             (Some(_), _) if !refusal.never_fits => {}
+            // The earlier call waits on.
+            (None, _) => return Outcome::Refused(Box::new(refusal)),
             _ => {
-                self.dequeue(op, WaitKeys::new());
+                self.dequeue(op, entry, WaitKeys::new());
                 return Outcome::Refused(Box::new(refusal));
             }
         }
-        let position = position.unwrap_or_else(|| line.last_position(&wait_keys, self.now, op.ask.ticket_id));
+        let position = match entry {
+            Some(entry) => entry.position,
+            None => line.last_position(&wait_keys, self.now, op.ask.ticket_id),
+        };
         let wait_keys = line.keys_for(position, &wait_keys);
-        if before.is_empty() {
+        if entry.is_none_or(|entry| !entry.is_own) {
+            if let Some(entry) = entry {
+                self.delete_row(op, entry);
+            }
             let (request, wait_keys) = (op.clone(), wait_keys.clone());
             self.deltas.waiting.push(EnqueuedDelta { position, since: position.since(), request, wait_keys });
         } else if before != wait_keys {
-            self.deltas.moved.push(RequeuedDelta { position, em: op.em.clone(), wait_keys: wait_keys.clone() });
-            let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
-            left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
+            let (claim, em) = (op.claim(), op.em.clone());
+            self.deltas.moved.push(RequeuedDelta { position, claim, em, wait_keys: wait_keys.clone() });
         }
+        let line = &mut self.line.line;
+        let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
+        left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
         line.put(position, &wait_keys, &op.ask.resource);
         Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys, refusal }))
     }
 
     /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its ticket now
     /// counts, if the ticket uses all of it: a request can be granted as a smaller spec.
-    pub(super) fn dequeue(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
-        let Some(ticket_id) = op.queued_ticket() else { return };
+    pub(super) fn dequeue(&mut self, op: &PlacedRequest, entry: Option<StoredEntry>, stays_at: WaitKeys) {
+        let Some(entry) = entry else { return };
+        let ticket_id = op.ask.ticket_id;
         let line = &mut self.line.line;
         let wait_keys = line.keys_of(ticket_id);
-        if wait_keys.is_empty() {
+        if wait_keys.is_empty() && entry.is_own {
             return;
         }
         let is_used = |wait_key: &WaitKey| {
@@ -94,8 +132,17 @@ impl Ledger {
         };
         let left: Vec<WaitKey> = wait_keys.into_keys().filter(|wait_key| !is_used(wait_key)).collect();
         line.remove(ticket_id);
-        self.deltas.left_line.push(ticket_id);
+        self.delete_row(op, entry);
         left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
+    }
+
+    /// Deletes the row of a request. Another call that owned it ends.
+    fn delete_row(&mut self, op: &PlacedRequest, entry: StoredEntry) {
+        let owned = OwnedPosition { ticket_id: op.ask.ticket_id, claim: entry.claim };
+        self.deltas.left_line.push(owned);
+        if owned.claim.is_some() && owned.claim != op.claim() {
+            self.deltas.ended_waits.push(owned);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::super::{
     hold::Holds,
     limit::Limits,
     name::Name,
-    operation::{RequestKey, RequestRecord},
+    operation::{KeptPosition, RequestKey, RequestRecord},
     report::ReportNumber,
     resource::Resource,
     scope::{ScopeCounter, ScopeHoldings},
@@ -57,6 +57,8 @@ pub struct LedgerSnapshot {
     pub scopes: HashMap<ScopeCounter, ScopeHoldings>,
     /// Wait queues that the batch needs.
     pub line: WaitQueueView,
+    /// Positions that belong to the request ids of the batch.
+    pub kept: HashMap<RequestKey, KeptPosition>,
     /// Waiting requests that the batch removes, by ticket id. Their rows are locked.
     pub waiting: HashMap<Uuid, WaitingRequest>,
     /// Reasons of the removals of those requests that are no longer queued, while the history contains them.

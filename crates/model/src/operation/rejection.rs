@@ -185,6 +185,11 @@ pub enum Rejection {
     /// The request is no longer queued, because its instance was considered dead.
     #[error("the request is no longer in the wait queue; repeat it")]
     PlaceLost,
+    /// A later call with the same request id waits at the position.
+    #[error(
+        "a later call with the same request id took over the position in the wait queue; let that call wait, and do not repeat this one"
+    )]
+    PositionTakenOver,
     /// An operator has removed the request from its queues.
     #[error(
         "an operator removed the request from the wait queue: {reason}; request again only if this reason has ended"
@@ -318,9 +323,9 @@ impl Rejection {
         matches!(self, Self::EmDraining { .. })
     }
 
-    /// Returns whether an operator has removed the request.
-    pub fn is_removal(&self) -> bool {
-        matches!(self, Self::RemovedFromQueue { .. })
+    /// Returns whether the call no longer owns a position: an operator removed it, or a later call took it over.
+    pub fn is_end_of_waiting(&self) -> bool {
+        matches!(self, Self::RemovedFromQueue { .. } | Self::PositionTakenOver)
     }
 
     /// Returns whether the rejection concerns the EM of the attempt, so that another EM may grant the request.

@@ -53,21 +53,41 @@ impl PlacedRequest {
         self.position().map(|_| self.ask.ticket_id)
     }
 
-    /// Returns the position of the request in `queues`, if it has a queue entry. `removed` has the reasons of the removals.
+    /// Returns the position of the request in `queues`, if it has a queue entry. `kept` is the stored position of its request id;
+    /// `removed` has the reasons of the removals.
     ///
     /// # Errors
-    /// [`Rejection::RemovedFromQueue`] or [`Rejection::PlaceLost`] if no queue contains the request any more.
+    /// - [`Rejection::PositionTakenOver`] if another call owns the position.
+    /// - [`Rejection::RemovedFromQueue`] or [`Rejection::PlaceLost`] if no queue contains the request any more.
     pub fn stored_position(
         &self,
         queues: &WaitQueues,
+        kept: Option<&KeptPosition>,
         removed: &HashMap<Uuid, Name>,
     ) -> Result<Option<QueuePosition>, Rejection> {
         let Some(ticket_id) = self.queued_ticket() else { return Ok(None) };
+        match kept.map(|kept| kept.claim) {
+            Some(Some(claim)) if Some(claim) != self.claim() => return Err(Rejection::PositionTakenOver),
+            // The instance missed its renewals, and the caller counted as absent.
+            Some(None) => return Err(Rejection::PlaceLost),
+            _ => {}
+        }
         match (queues.position_of(ticket_id), removed.get(&ticket_id)) {
             (None, Some(reason)) => Err(Rejection::RemovedFromQueue { ticket_id, reason: reason.clone() }),
             (None, None) => Err(Rejection::PlaceLost),
             (position, _) => Ok(position),
         }
+    }
+
+    /// Returns the request under another ticket id.
+    pub fn with_ticket(&self, ticket_id: Uuid) -> Self {
+        let ask = RequestSpec { ticket_id, ..RequestSpec::clone(&self.ask) };
+        Self { ask: Arc::new(ask), ..self.clone() }
+    }
+
+    /// Returns the claim of the call; `None` if the request does not wait.
+    pub fn claim(&self) -> Option<Uuid> {
+        self.wait.as_ref().map(|wait| wait.claim)
     }
 
     /// Returns the counters of the request with their rules, in check order.
@@ -111,9 +131,22 @@ impl PartialEq for RequestScopes {
     }
 }
 
+/// Position in the wait queue that belongs to a request id.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeptPosition {
+    /// SHA-256 of the request body.
+    pub body_hash: [u8; 32],
+    /// Call that owns the position; `None` while its caller is absent.
+    pub claim: Option<Uuid>,
+    /// The position; it contains the id of the ticket that a grant creates.
+    pub position: QueuePosition,
+}
+
 /// Waiting parameters of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WaitParameters {
+    /// Identifies the call. A statement of a call changes only a position that the call owns.
+    pub claim: Uuid,
     /// Instance where the caller waits.
     pub instance_id: Uuid,
     /// Remaining time to wait.

@@ -125,6 +125,7 @@ impl Tables {
             limits: self.limits(),
             scopes: self.counters.clone(),
             line: WaitQueueView::default(),
+            kept: HashMap::new(),
             waiting: HashMap::new(),
             removed: HashMap::new(),
             clusters: Clusters::default(),

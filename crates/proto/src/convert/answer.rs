@@ -162,6 +162,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         wait_until: Some(timestamp(waiting.wait_until)),
         entries: entries.collect(),
         caps: waiting.caps.iter().map(cap::message).collect(),
+        kept_until: waiting.kept_until.map(timestamp),
     }
 }
 
@@ -179,6 +180,8 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         labels: Labels::parse("labels", message.labels)?,
         caps: cap::caps("caps", &message.caps)?.into_iter().map(Arc::unwrap_or_clone).collect(),
         wait_until: read_time("wait_until", message.wait_until)?,
+        claim: None,
+        kept_until: message.kept_until.map(|time| read_time("kept_until", Some(time))).transpose()?,
         ahead: message.entries.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
     })
 }

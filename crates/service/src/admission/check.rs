@@ -15,6 +15,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 use crate::{
     error::Error,
@@ -32,6 +33,7 @@ use rm_model::{
 use rm_store::{
     StoreError, em_resource, label_resource,
     limit::CurrentLimits,
+    request_id::UsedIds,
     session::{self, Session, within_timeout},
 };
 
@@ -116,7 +118,7 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         em_resource::read_in_force(&mut *connection, known, instances).await?;
     ems.retain(|_, em| em.is_registered());
     let requests: Vec<&PlacedRequest> = looks.iter().map(|look| &look.request).collect();
-    let (request_ids, ended) = read_state::request_ids(&mut *connection, &requests).await?;
+    let (used, ended) = read_state::request_ids(&mut *connection, &requests).await?;
     let scopes: BTreeSet<ScopeCounter> = requests.iter().flat_map(|request| request.counters(&limits)).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
@@ -132,11 +134,12 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
     let lock_keys =
         requests.iter().flat_map(|request| [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())]);
     let holds = read_state::holds(&mut *connection, (any_held, None), lock_keys, &mut ems).await?;
+    let queued: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
     let line = match anybody_waits {
-        true => read_state::line(&mut *connection, (&requests, &[]), &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, (&requests, &queued), &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
-    let queued = requests.iter().filter_map(|request| request.queued_ticket());
-    let removed = read_state::removed(&mut *connection, queued, &line.line).await?;
-    Ok(CheckState { ems, limits, scopes, request_ids, ended, line, removed, holds, clusters, now })
+    let removed = read_state::removed(&mut *connection, queued.into_iter(), &line.line).await?;
+    let UsedIds { granted: request_ids, kept } = used;
+    Ok(CheckState { ems, limits, scopes, request_ids, kept, ended, line, removed, holds, clusters, now })
 }

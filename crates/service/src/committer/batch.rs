@@ -27,7 +27,7 @@ use rm_model::{
     scope::ScopeCounter,
     ticket::Ticket,
     ticket_end::TicketEnd,
-    wait_queue::FreedKeys,
+    wait_queue::{FreedKeys, OwnedPosition},
 };
 use rm_store::{
     StoreError, action_record, batch_write, em_drain, em_observed, em_report, em_resource, label_resource,
@@ -59,8 +59,8 @@ pub(super) struct CommitResult {
     pub standing: PostCommitState,
     /// Wait keys at which the batch freed capacity.
     pub freed: FreedKeys,
-    /// Waiting requests that operators removed.
-    pub removed: Vec<Uuid>,
+    /// Positions whose calls end.
+    pub ended_waits: Vec<OwnedPosition>,
     /// Whether requests may wait on other instances.
     pub others_wait: bool,
     /// Number of operations that exceeded an advisory limit.
@@ -211,7 +211,7 @@ async fn prepare(
             counters,
             standing,
             freed: FreedKeys::default(),
-            removed: vec![],
+            ended_waits: vec![],
             others_wait: true,
             advisory_violations: 0,
             ended: vec![],
@@ -222,16 +222,16 @@ async fn prepare(
     write(&mut *connection, &deltas).await?;
     let written = batch_write::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
-    if others_wait && !deltas.freed.is_empty() {
-        let removed = FreedNotification::removed(&deltas.removed).into_iter();
+    if others_wait && !(deltas.freed.is_empty() && deltas.ended_waits.is_empty()) {
+        let ended = FreedNotification::ended(&deltas.ended_waits).into_iter();
         let parts: Vec<FreedNotification> =
-            removed.chain(FreedNotification::at(&deltas.freed)).map(|part| part.from(own)).collect();
+            ended.chain(FreedNotification::at(&deltas.freed)).map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
-    let Deltas { freed, removed, advisory_violations, .. } = deltas;
+    let Deltas { freed, ended_waits, advisory_violations, .. } = deltas;
     let committed =
-        CommitResult { answers, counters, standing, freed, removed, others_wait, advisory_violations, ended };
+        CommitResult { answers, counters, standing, freed, ended_waits, others_wait, advisory_violations, ended };
     Ok(PreparedBatch { to_commit: Some((transaction_id, evidence)), committed })
 }
 
@@ -275,7 +275,7 @@ async fn read(
     let drained: Vec<_> = operations.iter().filter_map(|operation| operation.needs_drain()).collect();
     let drains = if drained.is_empty() { HashMap::new() } else { em_drain::read(&mut *connection, drained).await? };
     let requests: Vec<&PlacedRequest> = operations.iter().filter_map(|operation| operation.request()).collect();
-    let (request_ids, over) = read_state::request_ids(&mut *connection, &requests).await?;
+    let (used, over) = read_state::request_ids(&mut *connection, &requests).await?;
     ended.extend(over);
     let scopes = scopes(&limits, operations, tickets.values());
     let mut versions = ScopeVersions::new();
@@ -289,17 +289,18 @@ async fn read(
     let holds = read_state::holds(&mut *connection, (in_force.any_held, Some(now)), lock_keys, &mut ems).await?;
     let queued: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
     let removing: Vec<Uuid> = operations.iter().filter_map(|operation| operation.removes()).collect();
-    let in_line: Vec<Uuid> = queued.iter().chain(&removing).copied().collect();
+    let kept = used.kept.values().map(|kept| kept.position.ticket_id());
+    let in_line: Vec<Uuid> = queued.iter().chain(&removing).copied().chain(kept).collect();
     let waiting = match removing.is_empty() {
         true => HashMap::new(),
         // All rows that the batch may write, in one order.
         false => waiting::lock(&mut *connection, &in_line).await?,
     };
     let line = match in_force.anybody_waits || !in_line.is_empty() {
-        true => read_state::line(&mut *connection, (&requests, &removing), &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, (&requests, &in_line), &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
-    let removed = read_state::removed(&mut *connection, in_line.into_iter(), &line.line).await?;
+    let removed = read_state::removed(&mut *connection, queued.into_iter().chain(removing), &line.line).await?;
     let snapshot = LedgerSnapshot {
         now,
         ems,
@@ -311,10 +312,11 @@ async fn read(
         drains,
         holds,
         adopted,
-        request_ids,
+        request_ids: used.granted,
         limits,
         scopes,
         line,
+        kept: used.kept,
         waiting,
         removed,
         clusters,
@@ -392,6 +394,10 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     if !deltas.drains.is_empty() {
         em_drain::write(connection, &deltas.drains).await?;
     }
+    // A call that takes a position over replaces the row.
+    if !deltas.left_line.is_empty() {
+        waiting::delete(connection, &deltas.left_line).await?;
+    }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
     }
@@ -400,9 +406,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     }
     if !deltas.moved.is_empty() {
         waiting::update(connection, &deltas.moved).await?;
-    }
-    if !deltas.left_line.is_empty() {
-        waiting::delete(connection, &deltas.left_line).await?;
     }
     Ok(())
 }

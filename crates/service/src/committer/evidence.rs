@@ -8,9 +8,11 @@
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
-use uuid::Uuid;
 
-use rm_model::{ledger::Deltas, wait_queue::WaitKeys};
+use rm_model::{
+    ledger::Deltas,
+    wait_queue::{OwnedPosition, QueuePosition, WaitKeys},
+};
 use rm_store::{StoreError, action_record, waiting};
 
 /// Rows that only this batch can have written or deleted.
@@ -21,10 +23,10 @@ pub(super) enum Evidence {
     Told(i64, OffsetDateTime),
     /// Queue entries that the batch inserted or updated, with their wait keys. If none matches, the batch was rolled back or
     /// the entries were deleted since; in both cases, the requests enter the queue again.
-    Stands(Vec<(Uuid, WaitKeys)>),
-    /// Queue entries that the batch deleted without a history line. If none exists, they are deleted, regardless of the
-    /// transaction that did it.
-    Left(Vec<Uuid>),
+    Stands(Vec<(OwnedPosition, WaitKeys)>),
+    /// Positions that the batch deleted without a history line. If their calls own none of them, they are deleted, regardless of
+    /// the transaction that did it.
+    Left(Vec<OwnedPosition>),
     /// A step through the tickets of an EM without other writes. Repeating the batch is safe: the step continues from the EM's
     /// row.
     Step,
@@ -37,8 +39,10 @@ impl Evidence {
         if let Some(number) = first_line {
             return Self::Told(number, now);
         }
-        let entered = deltas.waiting.iter().map(|new| (new.position.ticket_id(), new.wait_keys.clone()));
-        let moved = deltas.moved.iter().map(|moved| (moved.position.ticket_id(), moved.wait_keys.clone()));
+        let owned = |position: QueuePosition, claim| OwnedPosition { ticket_id: position.ticket_id(), claim };
+        let entered = deltas.waiting.iter();
+        let entered = entered.map(|new| (owned(new.position, new.request.claim()), new.wait_keys.clone()));
+        let moved = deltas.moved.iter().map(|moved| (owned(moved.position, moved.claim), moved.wait_keys.clone()));
         let stands: Vec<_> = entered.chain(moved).collect();
         match (stands.is_empty(), deltas.left_line.is_empty()) {
             (false, _) => Self::Stands(stands),
@@ -55,11 +59,11 @@ impl Evidence {
         Ok(match self {
             Self::Told(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
             Self::Stands(stands) => {
-                let ticket_ids: Vec<Uuid> = stands.iter().map(|(ticket_id, _)| *ticket_id).collect();
-                let found = waiting::wait_keys_of(&mut *connection, &ticket_ids).await?;
-                stands.iter().any(|(ticket_id, wait_keys)| found.get(ticket_id) == Some(wait_keys))
+                let positions: Vec<OwnedPosition> = stands.iter().map(|(position, _)| *position).collect();
+                let found = waiting::wait_keys_of(&mut *connection, &positions).await?;
+                stands.iter().any(|(position, wait_keys)| found.get(&position.ticket_id) == Some(wait_keys))
             }
-            Self::Left(ticket_ids) => waiting::wait_keys_of(&mut *connection, ticket_ids).await?.is_empty(),
+            Self::Left(positions) => waiting::wait_keys_of(&mut *connection, positions).await?.is_empty(),
             Self::Step => false,
         })
     }
@@ -67,14 +71,17 @@ impl Evidence {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
     const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
+    const POSITION: OwnedPosition = OwnedPosition { ticket_id: Uuid::nil(), claim: None };
 
     /// An EM that is registered and unregistered in one batch leaves no row, but it has history lines.
     #[test]
     fn commit_evidence_is_history_line_of_batch() {
-        let left = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };
+        let left = Deltas { left_line: vec![POSITION], ..Deltas::default() };
         for deltas in [left, Deltas::default()] {
             assert!(matches!(Evidence::of(&deltas, Some(7), NOW), Evidence::Told(7, at) if at == NOW));
         }
@@ -82,7 +89,7 @@ mod tests {
 
     #[test]
     fn commit_evidence_without_history_is_queue_entry_or_retry() {
-        let deltas = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };
+        let deltas = Deltas { left_line: vec![POSITION], ..Deltas::default() };
         assert!(matches!(Evidence::of(&deltas, None, NOW), Evidence::Left(_)));
         assert!(matches!(Evidence::of(&Deltas::default(), None, NOW), Evidence::Step));
     }

@@ -22,7 +22,6 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Duration, Instant},
 };
-use uuid::Uuid;
 
 use crate::error::Error;
 use rm_engine::commit_queue::{
@@ -34,7 +33,7 @@ use rm_model::{
     operation::{Operation, Outcome, ReleaseTicket},
     principal::{Actor, Principal},
 };
-use rm_store::{Store, user_resource::DueTicket};
+use rm_store::{Store, user_resource::DueTicket, waiting::Departure};
 use rm_telemetry::cause;
 use rm_telemetry::{
     metrics::{GaugeGuard, Metrics},
@@ -112,8 +111,8 @@ pub struct CommitListeners {
     pub seen: StateCache,
     /// Receives grants that expire before the next expiry sweep.
     pub expiring_soon: mpsc::Sender<DueTicket>,
-    /// Receives the ticket ids of waiting requests whose callers are gone.
-    pub abandoned: mpsc::UnboundedSender<Uuid>,
+    /// Receives waiting calls whose callers are gone.
+    pub abandoned: mpsc::UnboundedSender<Departure>,
     /// The waiting requests of this instance.
     pub line: LocalWaitQueue,
 }
@@ -476,6 +475,8 @@ impl QueuedOperation {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
     use rm_model::{em::EmInstance, operation::Grant};
 

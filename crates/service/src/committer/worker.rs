@@ -14,7 +14,6 @@ use std::{
 };
 
 use tokio::{sync::mpsc, time::Instant};
-
 use uuid::Uuid;
 
 use crate::{background::expiry, error::Error, tasks::InstanceTasks};
@@ -29,6 +28,7 @@ use rm_store::{
     StoreError, limit, resource_lock,
     session::{Session, durable, within_timeout},
     user_resource::DueTicket,
+    waiting::Departure,
 };
 use rm_telemetry::{metrics::Metrics, traces};
 
@@ -314,7 +314,7 @@ enum Undo {
     /// Releases the grant.
     Release(Principal, ReleaseTicket),
     /// Removes the queue entry.
-    Leave(Uuid),
+    Leave(Departure),
 }
 
 /// Sends the replies and publishes the state of committed batches, in batch order. A task of its own does so, so that the next
@@ -322,7 +322,7 @@ enum Undo {
 #[derive(Clone)]
 pub(super) struct ReplyDispatcher {
     batches: mpsc::UnboundedSender<(Vec<QueuedOperation>, CommitResult)>,
-    abandoned: mpsc::UnboundedSender<Uuid>,
+    abandoned: mpsc::UnboundedSender<Departure>,
     own: Uuid,
 }
 
@@ -348,13 +348,12 @@ impl ReplyDispatcher {
     /// gone; a caller that is there removes it itself.
     fn unknown(&self, part: Vec<QueuedOperation>) {
         for pending in part {
-            let waiting = pending.operation.request().filter(|request| request.wait.is_some());
-            let ticket_id = waiting.map(|request| request.ask.ticket_id);
+            let departure = pending.operation.request().and_then(departed);
             if !pending.reply(Err(Error::CommitUnknown))
-                && let Some(ticket_id) = ticket_id
+                && let Some(departure) = departure
             {
                 // The receiver ends only at shutdown; other instances then delete the entry.
-                let _ = self.abandoned.send(ticket_id);
+                let _ = self.abandoned.send(departure);
             }
         }
     }
@@ -363,6 +362,12 @@ impl ReplyDispatcher {
         // The task receives until the last sender is dropped.
         let _ = self.batches.send((part, committed));
     }
+}
+
+/// Returns the end of a waiting call whose caller was gone when the reply came. The caller counts as absent, because the reason is
+/// unknown here.
+fn departed(request: &PlacedRequest) -> Option<Departure> {
+    request.claim().map(|claim| Departure { claim, is_absent: true })
 }
 
 /// Replies to callers and notifies the other components after a commit.
@@ -378,7 +383,7 @@ impl Responder {
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
         let granted =
             granted.filter_map(|(pending, _)| Some((pending.operation.queued_ticket()?, pending.operation.em())));
-        self.after_commit.line.removed(committed.removed);
+        self.after_commit.line.end_calls(&committed.ended_waits);
         self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
         for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {
@@ -390,7 +395,7 @@ impl Responder {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => {
                     self.granted(&pending.by.principal, request, grant)
                 }
-                (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.position.ticket_id())),
+                (Operation::Request(request), Ok(Outcome::Waiting(_))) => departed(request).map(Undo::Leave),
                 _ => None,
             };
             let delivered = pending.reply(answer.map_err(Error::from));
@@ -399,7 +404,7 @@ impl Responder {
                     self.undoing.submit(by, release);
                 }
                 // The receiver ends only at shutdown; other instances then delete the entry.
-                Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),
+                Some(Undo::Leave(departure)) if !delivered => drop(self.after_commit.abandoned.send(departure)),
                 _ => {}
             }
         }

@@ -11,7 +11,6 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use sqlx::postgres::PgListener;
 use tokio::{sync::mpsc, time::Instant};
-use uuid::Uuid;
 
 use crate::admission::Admission;
 use rm_engine::waiter_index::FreedCapacity;
@@ -19,7 +18,7 @@ use rm_model::wait_queue::RESERVATIONS_COUNTED_MAX;
 use rm_store::{
     StoreError,
     session::{Session, within_timeout},
-    waiting::{self, FreedNotification, RENEWAL, RemovedRequests},
+    waiting::{self, Departure, FreedNotification, RENEWAL, RemovedRequests},
 };
 use rm_telemetry::cause;
 
@@ -52,7 +51,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Removes ended requests, deletes entries of dead instances, and polls the local waiters. Returns at shutdown, after all
 /// requests have ended.
-pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
+pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Departure>) {
     // A session of its own: a shortage of connections must not delay the removal of entries that reserve capacity.
     let mut keeper = WaitQueueMaintenance {
         session: line.store.session(),
@@ -105,8 +104,8 @@ pub async fn renew(line: LocalWaitQueue) {
 
 struct WaitQueueMaintenance {
     session: Session,
-    /// Ticket ids to remove, until the removal is committed.
-    left: Vec<Uuid>,
+    /// Calls that have ended, until this is committed.
+    left: Vec<Departure>,
     polls: u32,
     /// Time since which the database has replied without an error.
     answers_since: Instant,
@@ -232,7 +231,7 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
 }
 
 async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
-    line.removed(freed.ticket_ids());
+    line.end_calls(&freed.ended_calls().collect::<Vec<_>>());
     if freed.anywhere {
         line.change(Waiters::wake_first);
         return;

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::StoreError;
 use rm_model::{
     em::EmInstance,
-    wait_queue::{FreedKeys, WaitKey, WaitKeyHash},
+    wait_queue::{FreedKeys, OwnedPosition, WaitKey, WaitKeyHash},
 };
 
 use super::{TABLE, wait_key_hash};
@@ -29,11 +29,11 @@ const FRAME_BYTES: usize = 150;
 /// Size of one wait key with its count and the separators, in bytes, without the name of the EM.
 const KEY_BYTES: usize = 35;
 
-/// Size of one ticket id with its separator, in bytes.
-const TICKET_BYTES: usize = 39;
+/// Size of one ticket id and claim with their separators, in bytes.
+const CALL_BYTES: usize = 80;
 
-/// Maximum number of ticket ids in one notification.
-const TICKETS_MAX: usize = PAYLOAD_BYTES_MAX / TICKET_BYTES;
+/// Maximum number of ended calls in one notification.
+const CALLS_MAX: usize = PAYLOAD_BYTES_MAX / CALL_BYTES;
 
 /// Maximum number of notifications of wait keys per commit. Above it, one notification means *anywhere*.
 const PARTS_MAX: usize = 8;
@@ -56,9 +56,10 @@ pub struct FreedNotification {
     /// Whether the EMs are available again by their reports.
     #[serde(default)]
     pub is_of_conditions: bool,
-    /// Ticket ids of waiting requests that an operator has removed. An earlier release ignores them.
+    /// Ticket ids and claims of waiting calls that end, because an operator removed the request or a later call took its position
+    /// over. An earlier release ignores them.
     #[serde(default)]
-    pub tickets: Vec<String>,
+    calls: Vec<(String, String)>,
     /// Hashes of these EMs.
     #[serde(skip)]
     em_keys: BTreeSet<WaitKeyHash>,
@@ -68,17 +69,23 @@ pub struct FreedNotification {
 }
 
 impl FreedNotification {
-    /// Returns the notifications for requests that an operator has removed. They precede those of the wait keys, so that no
-    /// removed request is woken instead of one that waits.
-    pub fn removed(ticket_ids: &[Uuid]) -> Vec<Self> {
-        let part =
-            |ticket_ids: &[Uuid]| Self { tickets: ticket_ids.iter().map(Uuid::to_string).collect(), ..Self::default() };
-        ticket_ids.chunks(TICKETS_MAX).map(part).collect()
+    /// Returns the notifications for calls that end. They precede those of the wait keys, so that no removed request is woken
+    /// instead of one that waits.
+    pub fn ended(positions: &[OwnedPosition]) -> Vec<Self> {
+        let call = |position: &OwnedPosition| Some((position.ticket_id.to_string(), position.claim?.to_string()));
+        let calls: Vec<(String, String)> = positions.iter().filter_map(call).collect();
+        calls.chunks(CALLS_MAX).map(|part| Self { calls: part.to_vec(), ..Self::default() }).collect()
     }
 
-    /// Returns the removed requests.
-    pub fn ticket_ids(&self) -> impl Iterator<Item = Uuid> {
-        self.tickets.iter().filter_map(|ticket_id| Uuid::parse_str(ticket_id).ok())
+    /// Returns the calls that end.
+    pub fn ended_calls(&self) -> impl Iterator<Item = OwnedPosition> {
+        let call = |(ticket_id, claim): &(String, String)| {
+            Some(OwnedPosition {
+                ticket_id: Uuid::parse_str(ticket_id).ok()?,
+                claim: Some(Uuid::parse_str(claim).ok()?),
+            })
+        };
+        self.calls.iter().filter_map(call)
     }
 
     /// Returns the notifications for `wait_keys`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
@@ -203,15 +210,17 @@ mod tests {
 
     /// An earlier release sends no ticket ids.
     #[test]
-    fn removed_requests_are_notified_in_bounded_parts() {
-        let ticket_ids: Vec<Uuid> = (0..512).map(Uuid::from_u128).collect();
-        let parts = FreedNotification::removed(&ticket_ids);
+    fn ended_calls_are_notified_in_bounded_parts() {
+        let owned =
+            |number| OwnedPosition { ticket_id: Uuid::from_u128(number), claim: Some(Uuid::from_u128(number + 1)) };
+        let calls: Vec<OwnedPosition> = (0..512).map(owned).collect();
+        let parts = FreedNotification::ended(&calls);
         assert!(parts.len() > 1 && parts.iter().all(|part| part.payload().len() < 8000));
         let understood: Vec<FreedNotification> =
             parts.iter().map(|part| FreedNotification::parse(&part.payload())).collect();
-        assert_eq!(understood.iter().flat_map(FreedNotification::ticket_ids).collect::<Vec<_>>(), ticket_ids);
+        assert_eq!(understood.iter().flat_map(FreedNotification::ended_calls).collect::<Vec<_>>(), calls);
         assert!(understood.iter().all(|part| !part.anywhere && part.wait_keys.is_empty()));
         let earlier = FreedNotification::parse(r#"{"anywhere":false,"wait_keys":{"7":1},"ems":[],"from":null}"#);
-        assert_eq!((earlier.anywhere, earlier.tickets.len(), earlier.wait_keys.len()), (false, 0, 1));
+        assert_eq!((earlier.anywhere, earlier.calls.len(), earlier.wait_keys.len()), (false, 0, 1));
     }
 }

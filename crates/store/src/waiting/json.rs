@@ -41,7 +41,7 @@ pub(super) fn parse_caps(json: &str) -> Result<Vec<Cap>, StoreError> {
     caps.into_iter().map(|cap| Ok(Cap { keys: cap.keys, max: max(cap.max)? })).collect()
 }
 
-pub(super) fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {
+pub(crate) fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {
     let wrong = || StoreError::inconsistent(TABLE.0, format!("a position of {} bytes", bytes.len()));
     QueuePosition::from_bytes(bytes).ok_or_else(wrong)
 }

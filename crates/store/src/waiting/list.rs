@@ -1,4 +1,4 @@
-//! Pages of waiting requests for operators and users, ordered by position. Entries of dead instances are omitted.
+//! Pages of waiting requests for operators and users, ordered by position. Calls of dead instances are omitted; absent callers are not.
 //!
 //! Caller: `rm_service::usage`.
 
@@ -38,6 +38,8 @@ pub(super) fn request(row: TableRow<'_>) -> Result<WaitingRequest, StoreError> {
         caps: parse_caps(row.get("caps")?)?,
         engine_type: row.get("engine_type")?,
         wait_until: row.get("wait_until")?,
+        claim: row.get("claim")?,
+        kept_until: row.get("kept_until")?,
         ahead: BTreeMap::new(),
     })
 }
@@ -80,7 +82,7 @@ macro_rules! page {
             GROUP BY k.wait_key_hash)
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
             w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
-            w.position, s.wait_keys, s.ahead
+            w.claim, w.kept_until, w.position, s.wait_keys, s.ahead
         FROM page w CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(s.wait_key), '{}') AS wait_keys,
                 -- The entries up to this one, without itself where it is among them.
@@ -97,8 +99,8 @@ macro_rules! page {
 const ALL: &str = page!(
     "all",
     "SELECT w.* FROM linkis_resource_waiting w
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-        WHERE w.position > $1 AND w.position <= $6 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
+        LEFT JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        WHERE (i.instance_id IS NOT NULL OR w.kept_until > clock_timestamp()) AND w.position > $1 AND w.position <= $6 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
         ORDER BY w.position LIMIT $2"
 );
 
@@ -107,9 +109,9 @@ const BY_USERS: &str = page!(
     "by users",
     r#"SELECT w.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
             SELECT w.* FROM linkis_resource_waiting w
-            JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+            LEFT JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
             -- Only the index by user has this order: one user may have nearly all.
-            WHERE (w."user", w.position) > (u.name, $1) AND (w."user", w.position) <= (u.name, $6) AND NOT EXISTS (
+            WHERE (i.instance_id IS NOT NULL OR w.kept_until > clock_timestamp()) AND (w."user", w.position) > (u.name, $1) AND (w."user", w.position) <= (u.name, $6) AND NOT EXISTS (
                 SELECT FROM unnest($5::bytea[]) AS k (wait_key_hash) WHERE NOT EXISTS (
                     SELECT FROM linkis_resource_waiting_entry s
                     WHERE s.ticket_id = w.ticket_id AND s.wait_key_hash = k.wait_key_hash AND s.is_short))

@@ -102,6 +102,8 @@ fn waiting(position: QueuePosition, resource: &Resource) -> (Uuid, WaitingReques
         labels: Labels::default(),
         caps: Vec::new(),
         wait_until: position.since(),
+        claim: Some(Uuid::nil()),
+        kept_until: None,
         ahead: BTreeMap::new(),
     };
     (waiting.ticket_id, waiting)
@@ -145,6 +147,7 @@ impl Tables {
             scopes: self.scopes.clone(),
             line: self.line(),
             waiting: self.waiting.iter().map(|(position, (resource, _))| waiting(*position, resource)).collect(),
+            kept: HashMap::new(),
             removed: self.removed.clone(),
             clusters: self.cluster.read(),
         }
@@ -283,12 +286,20 @@ impl Tables {
         }
         self.scopes.extend(deltas.scopes);
         for line in deltas.lines {
-            if let HistoryLine::Adopted(ticket, _) = line {
-                self.adopted.insert(ticket.id, ticket.resource().clone());
+            match line {
+                HistoryLine::Adopted(ticket, _) => drop(self.adopted.insert(ticket.id, ticket.resource().clone())),
+                HistoryLine::RemovedFromQueue(ticket, reason, _) => {
+                    assert!(self.removed.insert(ticket.id, reason).is_none(), "a request is removed once");
+                }
+                _ => {}
             }
         }
         for ticket in deltas.granted.into_iter().chain(deltas.new_in_use) {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
+        }
+        for left in deltas.left_line {
+            assert!(self.waiting.keys().any(|position| position.ticket_id() == left.ticket_id), "deleted rows exist");
+            self.leave(left.ticket_id);
         }
         for new in deltas.waiting {
             let before = self.waiting.insert(new.position, (new.request.ask.resource.clone(), new.wait_keys));
@@ -296,14 +307,6 @@ impl Tables {
         }
         for moved in deltas.moved {
             self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.wait_keys;
-        }
-        for ticket_id in deltas.removed {
-            assert!(deltas.left_line.contains(&ticket_id), "a removed request leaves its queues");
-            assert!(self.removed.insert(ticket_id, name("a mistake")).is_none(), "a request is removed once");
-        }
-        for ticket_id in deltas.left_line {
-            assert!(self.waiting.keys().any(|position| position.ticket_id() == ticket_id), "deleted rows exist");
-            self.leave(ticket_id);
         }
         for delta in deltas.clusters {
             assert_eq!(

@@ -219,6 +219,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             may_wait: position.is_some(),
         }),
         wait: position.map(|position| WaitParameters {
+            claim: Uuid::nil(),
             instance_id: Uuid::nil(),
             remaining,
             any_em: true,

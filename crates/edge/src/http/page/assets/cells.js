@@ -100,7 +100,7 @@ export const waitingColumns = (first) => [
   ...(first === undefined ? [] : [{ name: "#", class: "n", of: (row) => number(first + row.place) }]),
   { name: "user", class: "text", of: userAndCreator },
   { name: "wants", class: "text wide", of: (row) => resource(row.resource) },
-  { name: "waits for", class: "text", of: (row) => row.entries.map(entry) },
+  { name: "waits for", class: "text", of: (row) => (row.kept_until ? muted("its caller to come back") : row.entries.map(entry)) },
   { name: "for", class: "n", of: (row) => ago(row.waiting_since) },
   { name: "time left", class: "n wide", of: (row) => left(row.wait_until) },
 ];

@@ -42,8 +42,8 @@ final class Failures {
             case RESOURCE_EXHAUSTED:
                 return true;
             case ABORTED:
-                // An operator has removed the waiting request, for a reason.
-                return !"REMOVED_FROM_QUEUE".equals(error.reason());
+                // An operator has removed the waiting request, or a later call waits in its place.
+                return !"REMOVED_FROM_QUEUE".equals(error.reason()) && !"POSITION_TAKEN_OVER".equals(error.reason());
             default:
                 return false;
         }

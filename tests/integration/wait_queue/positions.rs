@@ -1,0 +1,161 @@
+//! Positions in the wait queue that belong to request ids: takeovers, and callers that are gone for a while.
+
+use tokio::net::{TcpListener, TcpStream};
+use tonic::Code;
+
+use super::*;
+
+fn named(id: &str, request: ResourceRequest) -> ResourceRequest {
+    ResourceRequest { request_id: Some(id.into()), ..request }
+}
+
+/// Returns the users of the waiting requests, in the order of their positions.
+async fn users(client: &RmClient) -> Vec<String> {
+    client.waiting().await.unwrap().into_iter().map(|waiting| waiting.user.to_string()).collect()
+}
+
+async fn code_of(call: Call) -> (Code, String) {
+    let answer = tokio::time::timeout(LONG, call).await.expect("a reply").unwrap();
+    let error = answer.expect_err("the call fails");
+    (error.code().unwrap(), error.reason().unwrap_or_default())
+}
+
+/// Forwards connections to an instance. The end of the task breaks them without a word of HTTP/2.
+async fn forwarder(address: &str) -> (RmClient, tokio::task::JoinHandle<()>) {
+    let (listener, target) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), address.replace("http://", ""));
+    let own = format!("http://{}", listener.local_addr().unwrap());
+    let task = tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut from, _)) = listener.accept().await {
+            let mut to = TcpStream::connect(&target).await.unwrap();
+            connections.spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await.is_ok() });
+        }
+    });
+    (client(&own), task)
+}
+
+/// A repeated request continues at the position of its earlier call, on any instance, and that call ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_is_taken_over_by_repeated_request() {
+    let (database, first, second) = two().await;
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let mut call = enqueue(&first.client, repeated.clone()).await;
+    let ticket_id = first.client.waiting().await.unwrap()[0].ticket_id;
+    let behind = enqueue(&second.client, patient(&em1, "other", cpu(10))).await;
+    for rm in [&second, &first, &first, &second] {
+        let again = ask_in_task(&rm.client, repeated.clone());
+        assert_eq!(code_of(call).await, (Code::Aborted, "POSITION_TAKEN_OVER".into()));
+        call = again;
+        assert_eq!(users(&rm.client).await, ["hadoop", "other"]);
+    }
+    assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting WHERE claim IS NOT NULL").await, 2);
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let granted = grant_of(call).await;
+    assert_eq!(granted.ticket_id, ticket_id);
+    assert_eq!(first.client.request_resource(&repeated).await.granted().ticket_id, ticket_id, "the id has one ticket");
+    first.client.resource_released(&release(&granted, "hadoop")).await.unwrap();
+    grant_of(behind).await;
+    assert_wait_queues_empty(&first.client).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+/// A repetition that does not wait is decided at the position, and takes nothing over. Another body is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_is_kept_beside_call_that_does_not_wait() {
+    let (database, first, second) = two().await;
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let call = enqueue(&first.client, repeated.clone()).await;
+    let _behind = enqueue(&second.client, patient(&em1, "other", cpu(10))).await;
+    let hurried = ResourceRequest { wait_timeout: Duration::ZERO, ..repeated.clone() };
+    second.client.request_resource(&hurried).await.refused();
+    let other = named("r1", patient(&em1, "hadoop", cpu(5)));
+    let error = second.client.request_resource(&other).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::AlreadyExists), Some("REQUEST_ID_REUSED")));
+    assert_eq!(users(&first.client).await, ["hadoop", "other"]);
+    // The hold keeps the head from the free capacity until its end; both calls get the same ticket.
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let granted = grant_of(call).await;
+    assert_eq!(second.client.request_resource(&hurried).await.granted().ticket_id, granted.ticket_id);
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+/// A caller whose connection broke keeps its position for a while, and no capacity: others pass. A cancelled call leaves at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_of_absent_caller_is_kept_without_capacity() {
+    let (database, first, second) = two().await;
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
+    let (through, connection) = forwarder(&first.address).await;
+    let repeated = named("r1", patient(&em1, "absent", cpu(10)));
+    let _lost = enqueue(&through, repeated.clone()).await;
+    let cancelled = enqueue(&first.client, named("r2", patient(&em1, "cancelled", cpu(10)))).await;
+    let passing = enqueue(&second.client, patient(&em1, "passing", cpu(10))).await;
+    let behind = enqueue(&second.client, patient(&em1, "behind", cpu(10))).await;
+    cancelled.abort();
+    connection.abort();
+    let is_absent = async || {
+        let waiting = first.client.waiting().await.unwrap();
+        waiting.len() == 3 && waiting[0].kept_until.is_some_and(|until| until <= waiting[0].wait_until)
+    };
+    eventually("the caller is absent, and the cancelled request is gone", LONG, is_absent).await;
+    assert_eq!(users(&second.client).await, ["absent", "passing", "behind"]);
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let grant = grant_of(passing).await;
+    let back = ask_in_task(&second.client, repeated);
+    let is_back = async || first.client.waiting().await.unwrap()[0].kept_until.is_none();
+    eventually("the caller is back", LONG, is_back).await;
+    assert_eq!(users(&first.client).await, ["absent", "behind"]);
+    second.client.resource_released(&release(&grant, "passing")).await.unwrap();
+    let grant = grant_of(back).await;
+    second.client.resource_released(&release(&grant, "absent")).await.unwrap();
+    grant_of(behind).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+/// A position of an absent caller ends at its time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_of_absent_caller_ends() {
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let (through, connection) = forwarder(&rm.address).await;
+    let _lost = enqueue(&through, named("r1", patient(&em1, "absent", cpu(10)))).await;
+    connection.abort();
+    let absent = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NOT NULL AND claim IS NULL";
+    eventually("the caller is absent", LONG, async || database.count(absent).await == 1).await;
+    database.execute("UPDATE linkis_resource_waiting SET kept_until = clock_timestamp()").await;
+    assert_wait_queues_empty(&rm.client).await;
+    let rows = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("the row is deleted", LONG, async || database.count(rows).await == 0).await;
+}
+
+/// The callers of a killed instance, and of one that stops in order, keep their positions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn positions_outlive_their_instances() {
+    let (database, rm) = start().await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let mut others: Vec<Process> = (0..2).map(|_| Process::start(&["--database-url", &database.url()])).collect();
+    let repeated = |number: usize| named(&format!("r{number}"), patient(&em1, &format!("user{number}"), cpu(10)));
+    let mut calls = Vec::new();
+    for number in 0..12 {
+        calls.push(enqueue(&others[number % 2].client, repeated(number)).await);
+    }
+    let before = users(&rm.client).await;
+    others.pop().unwrap().kill();
+    drop(others);
+    let again: Vec<Call> = (0..12).rev().map(|number| ask_in_task(&rm.client, repeated(number))).collect();
+    let present = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NULL";
+    let of_rm = "SELECT count(DISTINCT instance_id) FROM linkis_resource_waiting";
+    let is_whole = async || database.count(present).await == 12 && database.count(of_rm).await == 1;
+    eventually("all callers are back", LONG, is_whole).await;
+    assert_eq!(users(&rm.client).await, before);
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let mut granted = Vec::new();
+    for (number, call) in again.into_iter().rev().enumerate() {
+        let grant = grant_of(call).await;
+        rm.client.resource_released(&release(&grant, &format!("user{number}"))).await.unwrap();
+        granted.push(format!("user{number}"));
+    }
+    assert_eq!(granted, before);
+    assert_wait_queues_empty(&rm.client).await;
+}
