@@ -27,7 +27,7 @@ use super::{LocalWaitQueue, POLL_INTERVAL, Waiters};
 /// Number of polls after which entries without a live instance are deleted even if no instance is known to be dead.
 const SWEEP_POLLS: u32 = 30;
 
-/// Maximum number of requests that one sweep deletes.
+/// Maximum number of requests that one sweep ends.
 const SWEEP_MAX: i64 = 500;
 
 /// Maximum number of sweeps per poll; the next poll continues.
@@ -57,6 +57,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
         session: line.store.session(),
         left: Vec::new(),
         polls: 0,
+        is_behind: false,
         answers_since: Instant::now(),
     };
     let mut polls = tokio::time::interval(POLL_INTERVAL);
@@ -107,6 +108,8 @@ struct WaitQueueMaintenance {
     /// Calls that have ended, until this is committed.
     left: Vec<Departure>,
     polls: u32,
+    /// Whether the last poll swept as many requests as it may.
+    is_behind: bool,
     /// Time since which the database has replied without an error.
     answers_since: Instant,
 }
@@ -135,19 +138,21 @@ impl WaitQueueMaintenance {
         let (session, was_idle) = (self.session.get().await?, line.is_idle.load(Ordering::Relaxed));
         let dead = within_timeout(waiting::is_any_dead(session, line.instance_id, was_idle)).await?;
         let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
-        if self.answers_since.elapsed() < GRACE || !(dead || is_round) {
+        if self.answers_since.elapsed() < GRACE || !(dead || is_round || self.is_behind) {
             return Ok(());
         }
+        self.is_behind = true;
         for _ in 0..SWEEPS_MAX {
             let gone = within_timeout(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
             let swept = gone.requests;
             if swept > 0 {
-                tracing::warn!(requests = swept, "removed the waiting requests of an ended instance");
+                tracing::warn!(requests = swept, "ended waiting requests whose instance or caller is gone");
             }
             self.notify(gone).await?;
             // Ended requests wait no longer than one sweep.
             self.remove_entries().await?;
             if swept < SWEEP_MAX.unsigned_abs() {
+                self.is_behind = false;
                 break;
             }
         }
