@@ -311,9 +311,15 @@ impl Journal {
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
         // A deleted limit also ends the label set that a cap needs.
-        "request" | "dry run" => {
-            &["EM_NOT_REGISTERED", "EM_DRAINING", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"]
-        }
+        // The position of a request is taken over by its own repetition, while the earlier call is still open.
+        "request" | "dry run" => &[
+            "EM_NOT_REGISTERED",
+            "EM_DRAINING",
+            "NO_EM_AVAILABLE",
+            "TICKET_ENDED",
+            "CAP_NOT_COUNTED",
+            "POSITION_TAKEN_OVER",
+        ],
         "request to be turned away" => &["EM_NOT_REGISTERED", "EM_DRAINING", "EM_RESERVED", "LABEL_REQUIRED"],
         // Only for the caller's own registration.
         "fenced unregister" => &["EM_NOT_REGISTERED", "STALE_EPOCH"],
