@@ -63,7 +63,7 @@ enum WaiterSet {
     Anywhere,
     /// Unknown: concerns all waiters.
     Everywhere,
-    /// No capacity: the request of this ticket was removed.
+    /// No capacity: the call that waited under this ticket id has lost its position.
     Ticket(Uuid),
 }
 
@@ -594,8 +594,8 @@ impl<H: Clone> WaiterIndex<H> {
         self.waiters.get(&ticket_id).map(|waiter| &waiter.sleeper.wake)
     }
 
-    /// Handles the removal of requests by an operator: they are no waiters any more, so that what they leave wakes those behind
-    /// them. Returns the handles of the waiters among them, which must check once.
+    /// Handles the end of calls by an operator or by a takeover: they are no waiters any more, so that what they leave wakes those
+    /// behind them. Returns the handles of the waiters among them, which must check once.
     pub fn removed(&mut self, ticket_ids: impl IntoIterator<Item = Uuid>) -> Vec<H> {
         let mut left = Vec::new();
         for ticket_id in ticket_ids {

@@ -467,7 +467,7 @@ fn waiter_at_other_position_wakes_in_new_order() {
     }
 }
 
-/// A removed waiter checks once. It takes no wake-up any more, and hands on the one that it has not taken.
+/// A removed waiter checks once. It takes no wake-up any more, and hands on a wake-up that it has not taken.
 #[test]
 fn removed_waiter_wakes_next() {
     let mut index = line(5);

@@ -66,7 +66,7 @@ impl TicketLookup {
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
     }
 
-    /// Returns the EM of a waiting request, or of one that an operator has removed from its queues.
+    /// Returns the EM of a request that waits, or that an operator has removed from its queues.
     ///
     /// # Errors
     /// - [`Rejection::NotWaiting`] if no request waits under this ticket id.

@@ -160,9 +160,13 @@ impl Caller {
         }
         let (first, second) = (self.shared.client(&mut self.random), self.shared.client(&mut self.random));
         let journal = &self.shared.journal;
+        let kind = match kind(&request) {
+            "request" => "request sent twice",
+            kind => kind,
+        };
         let answers = tokio::join!(
-            journal.call(kind(&request), first.request_resource(&request)),
-            journal.call(kind(&request), second.request_resource(&request))
+            journal.call(kind, first.request_resource(&request)),
+            journal.call(kind, second.request_resource(&request))
         );
         let (first, second) = (self.answered(&request, answers.0), self.answered(&request, answers.1));
         match (first, second) {

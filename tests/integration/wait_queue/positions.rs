@@ -74,7 +74,6 @@ async fn position_is_kept_beside_call_that_does_not_wait() {
     let error = second.client.request_resource(&other).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::AlreadyExists), Some("REQUEST_ID_REUSED")));
     assert_eq!(users(&first.client).await, ["hadoop", "other"]);
-    // The hold keeps the head from the free capacity until its end; both calls get the same ticket.
     first.client.resource_released(&release(&grant, "first")).await.unwrap();
     let granted = grant_of(call).await;
     assert_eq!(second.client.request_resource(&hurried).await.granted().ticket_id, granted.ticket_id);
@@ -129,7 +128,7 @@ async fn position_of_absent_caller_ends() {
     eventually("the row is deleted", LONG, async || database.count(rows).await == 0).await;
 }
 
-/// The callers of a killed instance, and of one that stops in order, keep their positions.
+/// The callers of a killed instance and of a stopping instance keep their positions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn positions_outlive_their_instances() {
     let (database, rm) = start().await;

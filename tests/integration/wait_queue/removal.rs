@@ -36,7 +36,7 @@ async fn removal_ends_call_on_any_instance_and_wakes_next() {
     first.client.register(registration(em1.clone(), cpu(10))).await.unwrap();
     first.client.request_resource(&request(&em1, "first", cpu(5))).await.granted();
     for (at, user) in [(&first, "big"), (&second, "large")] {
-        // A request for any EM ends as one that names its EM.
+        // A request for any EM ends like a request with a named EM.
         let asked = ResourceRequest { em: Some(em1.clone()).filter(|_| user == "big"), ..patient(&em1, user, cpu(10)) };
         let big = enqueue(&at.client, asked).await;
         let small = enqueue(&second.client, patient(&em1, "small", cpu(5))).await;

@@ -231,7 +231,7 @@ impl World {
         self.begin(number, (request, handle), ("New", "submitted"), action);
     }
 
-    /// A caller with a request id calls once more, at any instance. Its earlier call goes on, or its connection is lost.
+    /// A caller with a request id calls once more, at any instance. Its earlier call stays open, or its connection is lost.
     pub fn come_again(&mut self, number: usize) {
         let has_id = |call: &Call| call.handle.content.1.iter().all(|spec| spec.request_id.is_some());
         let calls = &self.instances[number].calls;

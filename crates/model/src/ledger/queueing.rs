@@ -27,8 +27,8 @@ pub(super) struct StoredEntry {
 }
 
 impl Ledger {
-    /// Returns the position of a request in the wait queues, if it has one: its own, or the one that an earlier call with the same
-    /// request id has.
+    /// Returns the position of a request in the wait queues, if it has one: its own, or that of an earlier call with the same request
+    /// id.
     ///
     /// # Errors
     /// - [`Rejection::RequestIdReused`] if the earlier request differs.

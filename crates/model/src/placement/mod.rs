@@ -95,7 +95,7 @@ pub struct SurveyedEm {
     pub registration_age: Duration,
 }
 
-/// Reason why placement does not select an EM, whatever its capacity.
+/// Reason why placement does not select an EM, with any capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClosedEm {
     /// The EM is drained: it grants nothing.
@@ -340,7 +340,7 @@ impl ClusterView {
     /// Returns the matching EM that best explains a refusal. A full EM takes precedence over an EM that is too small even when
     /// empty, then an uncontended EM over a contended one, then the largest free share. `None` if no available EM matches.
     ///
-    /// A request that may wait can also wait at a closed EM: at one that is large enough if no open one is, or at any if none is open.
+    /// A request that may wait can also wait at a closed EM: a large enough one if no open EM is, or any if none is open.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut shares = DemandByType::of(ask);

@@ -70,7 +70,7 @@ pub struct FreedNotification {
 
 impl FreedNotification {
     /// Returns the notifications for calls that end. They precede those of the wait keys, so that no removed request is woken
-    /// instead of one that waits.
+    /// instead of a waiting one.
     pub fn ended(positions: &[OwnedPosition]) -> Vec<Self> {
         let call = |position: &OwnedPosition| Some((position.ticket_id.to_string(), position.claim?.to_string()));
         let calls: Vec<(String, String)> = positions.iter().filter_map(call).collect();
