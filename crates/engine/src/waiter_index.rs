@@ -305,10 +305,11 @@ enum WaiterState {
     Awake(Option<WakeReason>),
 }
 
-impl<H: Clone> WaiterIndex<H> {
+impl<H: Clone + PartialEq> WaiterIndex<H> {
     /// Adds a waiter, or changes its position or wait keys, after a decision that began at the freed event `since`.
     ///
-    /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks.
+    /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks. If several calls
+    /// have one ticket id, the last one is the waiter; the one before is woken, and checks whether it still owns its position.
     pub fn insert(
         &mut self,
         position: QueuePosition,
@@ -319,6 +320,8 @@ impl<H: Clone> WaiterIndex<H> {
         let any_em = sleeper.any_em;
         let keys: Vec<WaitKeyHash> = keys.into_iter().collect();
         let before = self.waiters.remove(&position.ticket_id());
+        let replaced = before.as_ref().map(|before| &before.sleeper.wake).filter(|wake| **wake != sleeper.wake);
+        self.woken.extend(replaced.cloned());
         if let Some(moved) = before.as_ref().filter(|before| before.position != position) {
             // Below, the waiter is in all of these sets again.
             for key in moved.all_keys() {
@@ -592,6 +595,11 @@ impl<H: Clone> WaiterIndex<H> {
     /// Returns the handle of a waiter.
     pub fn handle(&self, ticket_id: Uuid) -> Option<&H> {
         self.waiters.get(&ticket_id).map(|waiter| &waiter.sleeper.wake)
+    }
+
+    /// Whether the call with this handle is the waiter under a ticket id.
+    pub fn has(&self, ticket_id: Uuid, wake: &H) -> bool {
+        self.handle(ticket_id) == Some(wake)
     }
 
     /// Handles the end of calls by an operator or by a takeover: they are no waiters any more, so that what they leave wakes those

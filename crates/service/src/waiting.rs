@@ -66,6 +66,18 @@ struct WaiterSignals {
     ended: CancellationToken,
 }
 
+impl PartialEq for WaiterSignals {
+    fn eq(&self, other: &Self) -> bool {
+        self.claim == other.claim
+    }
+}
+
+impl WaiterSignals {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { claim: Uuid::now_v7(), wake: Notify::new(), ended: CancellationToken::new() })
+    }
+}
+
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -201,8 +213,7 @@ impl LocalWaitQueue {
     ) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
-        let signals = WaiterSignals { claim: Uuid::now_v7(), wake: Notify::new(), ended: CancellationToken::new() };
-        let sleeper = WaiterProfile { wake: Arc::new(signals), any_em, needs: Needs::of(&ask.resource) };
+        let sleeper = WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(&ask.resource) };
         Some(WaitHandle {
             line: self.clone(),
             any_em,
@@ -211,7 +222,7 @@ impl LocalWaitQueue {
             connection,
             in_doubt: false,
             entry: None,
-            hears_of: BTreeSet::new(),
+            subscribed: BTreeSet::new(),
             news_count: 0,
             queued_since: None,
             answered: None,
@@ -324,7 +335,7 @@ pub struct WaitHandle {
     in_doubt: bool,
     entry: Option<(QueuePosition, WaitKeys)>,
     /// Further wait keys that wake this request.
-    hears_of: BTreeSet<WaitKey>,
+    subscribed: BTreeSet<WaitKey>,
     /// Sequence number of the last freed event before the last decision.
     news_count: u64,
     /// Time of the first queue entry.
@@ -379,11 +390,10 @@ impl WaitHandle {
         self.entry.as_ref().map(|(position, _)| *position)
     }
 
-    /// Changes the waiter in the index, if the request is queued and the call still owns its position: a later call may wait under
-    /// the same ticket id.
+    /// Changes the waiter in the index, if it is that of this call: a later call may wait under the same ticket id.
     fn in_index<T>(&self, change: impl FnOnce(&mut Waiters, Uuid) -> T) -> Option<T> {
         let ticket_id = self.position()?.ticket_id();
-        self.line.change(|index| (!self.sleeper.wake.ended.is_cancelled()).then(|| change(index, ticket_id)))
+        self.line.change(|index| index.has(ticket_id, &self.sleeper.wake).then(|| change(index, ticket_id)))
     }
 
     /// Records the position and wait keys that the ledger has stored. `any_em` states whether capacity at any EM may serve the request.
@@ -399,26 +409,35 @@ impl WaitHandle {
 
     /// Also wakes the request for freed capacity at `wait_keys`, including freed events since the sequence number `since`.
     pub fn subscribe(&mut self, wait_keys: BTreeSet<WaitKey>, since: u64) {
-        if self.hears_of != wait_keys {
-            self.hears_of = wait_keys;
+        if self.subscribed != wait_keys {
+            self.subscribed = wait_keys;
             self.register(since);
         }
     }
 
     fn register(&self, since: u64) {
-        if let Some((position, wait_keys)) = &self.entry {
-            let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
-            let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(key_hash).collect();
-            self.in_index(|index, _| index.insert(*position, self.sleeper.clone(), keys, since));
-        }
+        let Some((position, wait_keys)) = &self.entry else { return };
+        let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
+        let keys: BTreeSet<WaitKeyHash> = short.chain(&self.subscribed).map(key_hash).collect();
+        self.line.change(|index| {
+            if !self.sleeper.wake.ended.is_cancelled() {
+                index.insert(*position, self.sleeper.clone(), keys, since);
+            }
+        });
     }
 
     /// Parks until a wake-up, the wait deadline or shutdown.
     pub async fn wait_for_wake(&self) -> WaitResult {
         // A separate statement, so that the index is unlocked before the wait.
-        let untold = self.in_index(Waiters::rest).unwrap_or(Some(WakeReason::NEWS));
-        if let Some(wake) = untold {
-            return WaitResult::Look(wake);
+        let rested = self.in_index(Waiters::rest);
+        match rested {
+            Some(None) => {}
+            Some(Some(wake)) => return WaitResult::Look(wake),
+            // Another call under this ticket id is the waiter. A check decides which of them owns the position.
+            None => {
+                self.register(self.line.freed_count());
+                return WaitResult::Look(WakeReason::NEWS);
+            }
         }
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
@@ -469,11 +488,13 @@ impl WaitHandle {
         self.answered = Some(outcome);
     }
 
-    /// Records that the ledger has deleted the queue entry, or found none.
+    /// Records that the ledger has deleted the queue entry, or found none. If the request enters the queue again, it does so under
+    /// another claim: the end of the former claim may be known already, or come later.
     pub fn mark_removed(&mut self) {
         self.in_doubt = false;
         self.in_index(Waiters::remove);
         self.entry = None;
+        self.sleeper.wake = WaiterSignals::new();
     }
 }
 

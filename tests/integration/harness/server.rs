@@ -96,6 +96,11 @@ impl Instance {
         self.metric(series) as u64
     }
 
+    /// Freezes the process (SIGSTOP) or continues it (SIGCONT).
+    pub fn freeze(&self, frozen: bool) {
+        self.process.freeze(frozen);
+    }
+
     pub async fn stop(self) -> ServerExit {
         tokio::task::spawn_blocking(move || self.process.stop()).await.unwrap()
     }

@@ -60,6 +60,61 @@ async fn position_is_taken_over_by_repeated_request() {
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }
 
+/// One of two calls with the same request id, sent at once to one instance, is the waiter, and freed capacity wakes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_of_calls_sent_at_once_is_woken() {
+    let (database, rm) = start().await;
+    let (em1, grant) = full_em(&rm.client, "host1", 40).await;
+    let mut calls = JoinSet::new();
+    for number in 0..40 {
+        let repeated = named(&format!("r{number}"), patient(&em1, "hadoop", cpu(1)));
+        let both = [(); 2].map(|()| ask_in_task(&rm.client, repeated.clone()));
+        for call in both {
+            calls.spawn(call);
+        }
+    }
+    for _ in 0..40 {
+        let ended = tokio::time::timeout(LONG, calls.join_next()).await.expect("one of two calls ends");
+        let error = ended.unwrap().unwrap().unwrap().unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("POSITION_TAKEN_OVER"));
+    }
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    for _ in 0..40 {
+        let granted = tokio::time::timeout(LONG, calls.join_next()).await.expect("the other call is granted");
+        granted.unwrap().unwrap().unwrap().granted();
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 40);
+}
+
+/// A call enters the queue again if its position was taken over by a call that has left since, and rests there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_is_left_by_later_call_before_earlier_one_knows() {
+    let (database, first, second) = two().await;
+    let (em1, grant) = full_em(&second.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let earlier = enqueue(&first.client, repeated.clone()).await;
+    first.freeze(true);
+    let own = "SELECT count(*) FROM linkis_resource_waiting WHERE instance_id = ";
+    let instance: String = database.scalar("SELECT instance_id::text FROM linkis_resource_waiting").await;
+    let of_first = format!("{own}'{instance}'");
+    let later = ask_in_task(&second.client, repeated);
+    eventually("the position is taken over", LONG, async || database.count(&of_first).await == 0).await;
+    later.abort();
+    let rows = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("the later call has left", LONG, async || database.count(rows).await == 0).await;
+    first.freeze(false);
+    eventually("the earlier call waits again", LONG, async || database.count(&of_first).await == 1).await;
+    let checks = || first.counter("linkis_rm_waiting_checks_total");
+    let before = checks();
+    for _ in 0..100 {
+        first.client.waiting().await.unwrap();
+    }
+    assert!(checks() - before < 20, "{} checks", checks() - before);
+    second.client.resource_released(&release(&grant, "first")).await.unwrap();
+    grant_of(earlier).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
 /// A repetition that does not wait is decided at the position, and takes nothing over. Another body is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn position_is_kept_beside_call_that_does_not_wait() {

@@ -36,7 +36,21 @@ pub struct QueuedOperation {
     pub call: Option<u64>,
 }
 
+/// The call that waits for an operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller {
+    pub call: u64,
+    /// Claim of the call when it submitted the operation; nil if it could not enter the queue.
+    pub claim: Uuid,
+}
+
 impl QueuedOperation {
+    /// Returns the call that waits for the operation.
+    pub fn caller(&self) -> Option<Caller> {
+        let Operation::Request(request) = &self.operation else { return None };
+        Some(Caller { call: self.call?, claim: request.claim().unwrap_or_default() })
+    }
+
     /// Returns the lock key that can be contended.
     pub fn key(&self) -> LockKey {
         LockKey::Em(self.operation.em().clone())
@@ -95,6 +109,8 @@ pub struct Handle {
     /// Whether capacity at any EM may serve the request.
     pub looks_anywhere: bool,
     pub ticket_id: Uuid,
+    /// Identifies the call, until its position is lost.
+    pub claim: Uuid,
     pub is_queued: bool,
     pub entry: Option<(QueuePosition, WaitKeys)>,
     /// Dimensions that the request needs.
@@ -120,6 +136,7 @@ impl Handle {
             may_wait: false,
             looks_anywhere: any_em,
             ticket_id: Uuid::from_u128(number.into()),
+            claim: Uuid::from_u128(number.into()),
             is_queued: false,
             entry: None,
             needs: Needs::default(),
@@ -132,11 +149,6 @@ impl Handle {
             belief: Cell::new(belief),
         }
     }
-
-    /// Identifies the call.
-    pub fn claim(&self) -> Uuid {
-        Uuid::from_u128(u128::from(self.number))
-    }
 }
 
 /// A request and the shared structures of its instance.
@@ -147,7 +159,7 @@ pub struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    fn insert(&mut self, since: u64) {
+    pub fn insert(&mut self, since: u64) {
         let Some((position, wait_keys)) = &self.handle.entry else { return };
         if self.handle.is_removed {
             return;
@@ -235,9 +247,10 @@ impl SharedState for Shared<'_> {
     }
 
     fn mark_removed(&mut self) {
-        if self.handle.entry.take().is_some() && !self.handle.is_removed {
-            self.instance.waiters.borrow_mut().remove(self.handle.ticket_id);
-        }
+        self.instance.leave_index(self.handle);
+        self.handle.entry = None;
+        self.handle.is_removed = false;
+        self.handle.claim = Uuid::from_u128(self.handle.claim.as_u128() + (1 << 64));
     }
 
     fn granted(&mut self) {
@@ -256,7 +269,7 @@ impl SharedState for Shared<'_> {
     }
 
     fn forward_wake(&self, wake: WakeReason) {
-        if self.handle.entry.is_some() && !self.handle.is_removed {
+        if self.instance.is_waiter(self.handle) {
             self.instance.waiters.borrow_mut().pass_on(self.handle.ticket_id, wake);
         }
     }
@@ -265,6 +278,18 @@ impl SharedState for Shared<'_> {
 }
 
 impl Instance {
+    /// Whether the index has a call as the waiter under its ticket id.
+    pub fn is_waiter(&self, handle: &Handle) -> bool {
+        handle.entry.is_some() && self.waiters.borrow().has(handle.ticket_id, &handle.number)
+    }
+
+    /// Removes a call from the index.
+    pub fn leave_index(&self, handle: &Handle) {
+        if self.is_waiter(handle) {
+            self.waiters.borrow_mut().remove(handle.ticket_id);
+        }
+    }
+
     /// Moves an operation into the queue of a key that it waits for.
     pub fn wait_for_key(
         &mut self,
@@ -333,7 +358,7 @@ pub fn enter(instance: &Instance, handle: &mut Handle, request: &mut PlacedReque
 
 fn prepare(instance: &Instance, handle: &Handle, request: &mut PlacedRequest, is_elsewhere: bool) {
     request.wait = Some(WaitParameters {
-        claim: handle.claim(),
+        claim: handle.claim,
         instance_id: instance.id,
         remaining: Duration::from_secs(60),
         any_em: handle.any_em,

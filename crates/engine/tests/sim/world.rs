@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use crate::{
     choices::Choices,
-    instance::{Belief, Call, Handle, Instance, QueuedOperation, Shared, enter},
+    instance::{Belief, Call, Caller, Handle, Instance, QueuedOperation, Shared, enter},
     store::{SimError, SimResult, Store, register, verdict},
 };
 
@@ -307,15 +307,15 @@ impl World {
             }
             Action::Wait => {
                 handle.is_notified = false;
-                let is_queued = handle.entry.is_some();
-                let woken = match handle.is_removed {
-                    true => None,
-                    false => is_queued.then(|| instance.waiters.borrow_mut().rest(handle.ticket_id)),
-                };
-                match woken {
+                let is_waiter = instance.is_waiter(&handle);
+                match is_waiter.then(|| instance.waiters.borrow_mut().rest(handle.ticket_id)) {
                     Some(None) => handle.is_asleep = true,
                     woken => {
                         let wake = woken.flatten().unwrap_or(WakeReason::NEWS);
+                        if !is_waiter {
+                            let since = instance.waiters.borrow().news_count();
+                            Shared { instance, store: &mut self.store, handle: &mut handle }.insert(since);
+                        }
                         instance.calls.insert(call, Call { request, action: None, handle });
                         self.notify(number);
                         return self.step(number, call, Event::Woken(WaitResult::Look(wake)));
@@ -330,7 +330,7 @@ impl World {
                     placed.em
                 );
                 enter(instance, &mut handle, placed, *in_queue);
-                if handle.entry.is_some() && !handle.is_removed {
+                if instance.is_waiter(&handle) {
                     instance.waiters.borrow_mut().tries(handle.ticket_id);
                 }
                 let (operation, patience) = (Operation::Request(placed.clone()), *patience);
@@ -352,11 +352,9 @@ impl World {
         if handle.is_queued {
             instance.waiters.borrow_mut().callers -= 1;
         }
-        if handle.entry.is_some() && !handle.is_removed {
-            instance.waiters.borrow_mut().remove(handle.ticket_id);
-        }
+        instance.leave_index(&handle);
         if handle.is_queued {
-            let freed = self.store.leave(handle.claim(), is_absent);
+            let freed = self.store.leave(handle.claim, is_absent);
             self.publish(None, &freed);
         }
     }
@@ -393,7 +391,8 @@ impl World {
             Action::Wait => {
                 let Some(Call { handle, .. }) = instance.calls.get_mut(&call) else { return };
                 handle.is_asleep = false;
-                match (handle.is_notified, handle.entry.is_some() && !handle.is_removed) {
+                let is_waiter = handle.entry.is_some() && instance.waiters.borrow().has(handle.ticket_id, &call);
+                match (handle.is_notified, is_waiter) {
                     (true, true) => {
                         let wake = instance.waiters.borrow_mut().woken_by(handle.ticket_id);
                         Event::Woken(WaitResult::Look(wake))
@@ -496,9 +495,9 @@ impl World {
         let fails = goes_on && self.shape.faults == Faults::All && self.choices.one_in(10);
         let (now, mut effects) = (self.now(), KeyEffects::default());
         let is_unknown = goes_on && self.shape.faults == Faults::All && self.choices.one_in(20);
-        let mut results: Vec<(u64, SimResult)> = Vec::new();
+        let mut results: Vec<(Caller, SimResult)> = Vec::new();
         if fails {
-            let failed = batch.into_iter().filter_map(|queued| queued.call);
+            let failed = batch.into_iter().filter_map(|queued| queued.caller());
             let error = match self.choices.one_in(4) {
                 true => Failure::Final(SimError::Defect),
                 false => Failure::Transient(SimError::Unavailable),
@@ -529,30 +528,30 @@ impl World {
                     self.instances[number].wait_for_key(key.clone(), queued, now, &mut effects);
                     continue;
                 }
-                let Some(call) = queued.call else { continue };
-                if is_unknown && !self.instances[number].calls.contains_key(&call) {
+                let Some(caller) = queued.caller() else { continue };
+                if is_unknown && !self.instances[number].calls.contains_key(&caller.call) {
                     // The entry leaves, if there is one. A grant without a caller expires.
-                    let freed = self.store.leave(Uuid::from_u128(call.into()), true);
+                    let freed = self.store.leave(caller.claim, true);
                     self.publish(None, &freed);
                 }
                 let result = if is_unknown { Err(Failure::Final(SimError::CommitUnknown)) } else { result };
-                results.push((call, result));
+                results.push((caller, result));
             }
         }
         self.apply(number, effects);
-        for (call, result) in results {
-            match self.instances[number].calls.contains_key(&call) {
-                true => self.step(number, call, Event::Committed(result)),
-                false => self.undo(number, call, result),
+        for (caller, result) in results {
+            match self.instances[number].calls.contains_key(&caller.call) {
+                true => self.step(number, caller.call, Event::Committed(result)),
+                false => self.undo(number, caller.claim, result),
             }
         }
     }
 
     /// Reverts what a request whose caller is gone has got.
-    fn undo(&mut self, number: usize, call: u64, result: SimResult) {
+    fn undo(&mut self, number: usize, claim: Uuid, result: SimResult) {
         match result {
             Ok(Outcome::Waiting(_)) => {
-                let freed = self.store.leave(Uuid::from_u128(call.into()), true);
+                let freed = self.store.leave(claim, true);
                 self.publish(None, &freed);
             }
             // The caller can repeat the request.
@@ -624,7 +623,8 @@ impl World {
         let instance = &mut self.instances[number];
         let waiters = instance.waiters.get_mut();
         let is_other = |owned: &OwnedPosition| {
-            waiters.handle(owned.ticket_id).is_some_and(|call| Some(Uuid::from_u128((*call).into())) != owned.claim)
+            let waiter = waiters.handle(owned.ticket_id).and_then(|call| instance.calls.get(call));
+            waiter.is_some_and(|call| Some(call.handle.claim) != owned.claim)
         };
         let ended: Vec<Uuid> = ended.iter().filter(|owned| !is_other(owned)).map(|owned| owned.ticket_id).collect();
         for call in waiters.removed(ended) {
