@@ -197,7 +197,7 @@ impl LimitsReader {
         let Some(dimension) = Dimension::parse_key(key) else {
             let problem = format!(
                 "has the unknown dimension {key:?}; known are memory, cores, instances, queue_memory, queue_cores, \
-                 queue_instances, kubernetes_memory, kubernetes_millicores, and custom ones as \"special.NAME\", in quotes"
+                 queue_instances, kubernetes_memory, kubernetes_millicores, waiting, and custom ones as \"special.NAME\", in quotes"
             );
             self.wrong(at, "max", problem);
             return None;

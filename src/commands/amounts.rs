@@ -16,7 +16,7 @@ pub struct Amounts(pub BTreeMap<Dimension, i64>);
 
 /// Dimensions in errors.
 const DIMENSIONS: &str = "memory, cores, instances, queue_memory, queue_cores, queue_instances, kubernetes_memory, \
-    kubernetes_millicores, or special.NAME";
+    kubernetes_millicores, special.NAME, or in limits waiting";
 
 /// Parses `DIMENSION=AMOUNT`, several with commas; sizes may have a unit, as in `20g`.
 ///
@@ -74,7 +74,7 @@ impl Amounts {
                 || CommandFailure::Usage("--queue: is required for amounts of a queue or a namespace".to_owned());
             queue.map(Into::into).ok_or_else(missing)
         };
-        let parts = match (yarn, kubernetes, custom.is_empty()) {
+        let parts = match (yarn, kubernetes, custom.is_empty() && !has(&[D::Waiting])) {
             (false, false, true) => ResourceParts::LoadInstance(driver),
             (true, false, true) => {
                 let yarn = YarnAmounts {

@@ -80,7 +80,7 @@ async fn cap_under_advisory_limit_is_enforced() {
         let held = first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
         first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.refused();
         let patient = ResourceRequest { wait_timeout: LONG * 3, ..capped("hadoop", &[of_user(1)]) };
-        let call = ask_in_task(&second.client, patient);
+        let call = request_in_task(&second.client, patient);
         eventually("it stands in line", LONG, || async { first.client.waiting().await.unwrap().len() == 1 }).await;
         let waiting = first.client.waiting().await.unwrap().remove(0);
         assert_eq!((waiting.caps, waiting.ahead), (vec![of_user(1)], [("user=hadoop".to_owned(), 0)].into()));
@@ -129,7 +129,7 @@ async fn caps_of_uncounted_labels_are_counted_on_demand() {
     assert!(rm.client.dry_run(&asks).await.is_ok());
     // Concurrent first requests count each label set once.
     let calls = [&asks, &anywhere, &patient]
-        .map(|asks| ask_in_task(&rm.client, ResourceRequest { user: name("alice"), ..asks.clone() }));
+        .map(|asks| request_in_task(&rm.client, ResourceRequest { user: name("alice"), ..asks.clone() }));
     for call in calls {
         call.await.unwrap().granted();
     }

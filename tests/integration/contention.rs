@@ -215,7 +215,7 @@ async fn locked_row_does_not_delay_other_ems() {
     register_all(&rm.client, ["held", "free"], load(1000, 1000, 1000)).await;
     let locked = "SELECT * FROM linkis_em_resource_meta_data WHERE em_instance = 'held:9102' FOR UPDATE";
     let mut holder = database.transaction(locked).await;
-    let waiting = ask_in_task(&patient, request(&em("held"), "hadoop", load(1, 1, 1)));
+    let waiting = request_in_task(&patient, request(&em("held"), "hadoop", load(1, 1, 1)));
     let mut calls = JoinSet::new();
     for n in 0..200 {
         let (client, asked) = (patient.clone(), request(&em("free"), &format!("user{n}"), load(1, 1, 1)));

@@ -303,7 +303,7 @@ async fn database_connections_of_contended_keys_are_reused() {
         + 0 * (SELECT count(*) FROM (SELECT pg_stat_clear_snapshot()) AS cleared)";
     let contend = async || {
         let holder = database.transaction_that_holds(&em("host1")).await;
-        let held = ask_in_task(&rm.client, request(&em("host1"), "bob", load(1, 1, 1)));
+        let held = request_in_task(&rm.client, request(&em("host1"), "bob", load(1, 1, 1)));
         eventually("it waits", LONG, || is_waiting(&database)).await;
         drop(holder);
         held.await.unwrap().granted();

@@ -239,9 +239,9 @@ async fn drain_moves_or_keeps_waiting_requests() {
     }
     let instance = |n: usize| [&first, &second][n % 2];
     let any: Vec<Call> =
-        (0..ANY).map(|n| ask_in_task(&instance(n).client, waiting_anywhere(&format!("any{n}"), cpu(1)))).collect();
+        (0..ANY).map(|n| request_in_task(&instance(n).client, waiting_anywhere(&format!("any{n}"), cpu(1)))).collect();
     let named: Vec<Call> =
-        (0..NAMED).map(|n| ask_in_task(&instance(n).client, patient(&em1, &format!("named{n}"), cpu(1)))).collect();
+        (0..NAMED).map(|n| request_in_task(&instance(n).client, patient(&em1, &format!("named{n}"), cpu(1)))).collect();
     let waiting = async || first.client.waiting().await.unwrap();
     eventually("all wait", LONG, async || waiting().await.len() == ANY + NAMED).await;
 
@@ -340,7 +340,7 @@ async fn force_release_ends_ticket_and_grants_next() {
     let grant = async |user: &str| rm.client.request_resource(&request(&em1, user, cpu(5))).await.granted();
     let (locked, used): (Grant, Grant) = (grant("hadoop").await, grant("alice").await);
     rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
-    let waits = ask_in_task(&second.client, patient(&em1, "waits", cpu(10)));
+    let waits = request_in_task(&second.client, patient(&em1, "waits", cpu(10)));
     database.waiting(1).await;
 
     assert_eq!(rm.client.force_release(used.ticket_id, "it hangs").await.unwrap(), "forced");

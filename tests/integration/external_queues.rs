@@ -456,7 +456,7 @@ async fn request_with_several_queues_skips_held_em() {
     let (key, duration) = (LockKey::Em(em("host1")), Duration::from_secs(600));
     one.client.hold(&NewHold { key, duration, reason: name("books are checked") }).await.unwrap();
     let queue_names = vec!["a".to_owned(), "b".to_owned()];
-    let call = ask_in_task(
+    let call = request_in_task(
         &one.client,
         ResourceRequest { em: None, wait_timeout: SOON * 3, queue_names, ..in_queue("a", 12) },
     );

@@ -158,7 +158,7 @@ pub async fn channel_to(address: &str) -> Channel {
 pub type Call = JoinHandle<Result<ResultResource, ClientError>>;
 
 /// Makes a request in a task.
-pub fn ask_in_task(client: &RmClient, request: ResourceRequest) -> Call {
+pub fn request_in_task(client: &RmClient, request: ResourceRequest) -> Call {
     let client = client.clone();
     tokio::spawn(async move { client.request_resource(&request).await })
 }
@@ -171,7 +171,7 @@ pub fn patient(em: &EmInstance, user: &str, resource: Resource) -> ResourceReque
 /// Starts a request, and returns once it is in a wait queue.
 pub async fn enqueue(client: &RmClient, request: ResourceRequest) -> Call {
     let before = client.waiting().await.unwrap().len();
-    let call = ask_in_task(client, request);
+    let call = request_in_task(client, request);
     eventually("the request waits", LONG, async || client.waiting().await.unwrap().len() > before).await;
     call
 }

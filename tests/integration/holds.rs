@@ -71,7 +71,7 @@ async fn hold_blocks_em_until_release_or_deadline() {
     assert!(note.contains("has a hold of anonymous until") && note.contains("an audit"), "{notes:?}");
 
     // A release of the hold grants the waiting request.
-    let waits = ask_in_task(&second.client, request(&em("held"), "patient", load(1, 1, 1)));
+    let waits = request_in_task(&second.client, request(&em("held"), "patient", load(1, 1, 1)));
     let is_contended = async || second.metric("linkis_rm_contended_operations") == 1.0;
     eventually("the request is contended", LONG, is_contended).await;
     assert!(second.client.release_hold(&of_em("held")).await.unwrap());
@@ -179,7 +179,7 @@ async fn hold_on_two_instances_stops_all_commits() {
 async fn hold_of_user_waits_for_batch_in_progress() {
     let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let mut row = database.transaction("SELECT FROM linkis_em_resource_meta_data FOR UPDATE").await;
-    let call = ask_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
+    let call = request_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
     eventually("the batch waits for the row", LONG, || is_waiting(&database)).await;
     rm.client.hold(&new(of_user("hadoop"), Duration::from_secs(600))).await.unwrap();
     execute(&mut row, "ROLLBACK").await;
@@ -241,7 +241,7 @@ async fn request_on_held_em_waits_in_queue() {
     register_all(&first.client, ["held", "free"], load(10, 10, 10)).await;
     first.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
     // An operation that cannot wait in a queue is contended, and requests enter the queue beside it.
-    let blocked = ask_in_task(&first.client, request(&em("held"), "hadoop", load(1, 1, 1)));
+    let blocked = request_in_task(&first.client, request(&em("held"), "hadoop", load(1, 1, 1)));
     let is_contended = async || first.metric("linkis_rm_contended_operations") == 1.0;
     eventually("the request is contended", LONG, is_contended).await;
     let large = enqueue(&first.client, patient(&em("held"), "large", load(9, 9, 9))).await;
@@ -251,7 +251,7 @@ async fn request_on_held_em_waits_in_queue() {
     let of = |number| [("em=linkis-cg-engineconnmanager/held:9102".to_owned(), number)].into();
     assert_eq!(ahead, [("large", of(0)), ("small", of(1))]);
     // A request for any EM is granted elsewhere.
-    assert_eq!(grant_of(ask_in_task(&second.client, anywhere("hadoop"))).await.em, em("free"));
+    assert_eq!(grant_of(request_in_task(&second.client, anywhere("hadoop"))).await.em, em("free"));
 
     assert!(second.client.release_hold(&of_em("held")).await.unwrap());
     let granted = grant_of(large).await;
@@ -270,7 +270,7 @@ async fn hold_of_contended_em_queues_its_requests() {
     register_all(&rm.client, ["other"], load(10, 10, 10)).await;
     rm.client.hold(&new(of_em("other"), Duration::from_secs(600))).await.unwrap();
     database.hold_by_hand(&em("held")).await;
-    let call = ask_in_task(&rm.client, patient(&em("held"), "hadoop", load(1, 1, 1)));
+    let call = request_in_task(&rm.client, patient(&em("held"), "hadoop", load(1, 1, 1)));
     eventually("it is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     let held = r#"WITH contended AS (DELETE FROM linkis_resource_lock)
         INSERT INTO linkis_resource_hold
@@ -368,7 +368,7 @@ async fn hold_end_grants_crowd_on_one_connection() {
     rm.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
     let crowd = |client: &RmClient| -> Vec<Call> {
         (0..CROWD)
-            .map(|n| ask_in_task(client, patient(&em("held"), &format!("user{}", n % 20), load(1, 1, 1))))
+            .map(|n| request_in_task(client, patient(&em("held"), &format!("user{}", n % 20), load(1, 1, 1))))
             .collect()
     };
     let (killed, calls) = (crowd(&dies.client), crowd(&rm.client));
@@ -427,7 +427,7 @@ async fn contended_key_after_release_needs_no_read_connection() {
     let em1 = em("host1");
     let (database, rm) = start_with_em(em1.clone(), load(64, 64, 64)).await;
     database.hold_by_hand(&em1).await;
-    let waiting = ask_in_task(&rm.client, request(&em1, "bob", load(1, 1, 1)));
+    let waiting = request_in_task(&rm.client, request(&em1, "bob", load(1, 1, 1)));
     eventually("the request is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     // Each reader uses a connection until the lock timeout, and there are far more readers than connections.
     let mut locks = database.transaction("LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE").await;

@@ -78,7 +78,7 @@ async fn overview_equals_stored_counters() {
     rm.client.drain(&hosts[2], "a disk").await.unwrap();
     let wait_timeout = Duration::from_secs(60);
     let patient = ResourceRequest { wait_timeout, ..request(&hosts[0], "carol", load(9, 9, 9)) };
-    let waiting = ask_in_task(&rm.client, patient);
+    let waiting = request_in_task(&rm.client, patient);
     let seen = || async { rm.client.overview().await.unwrap().line.unwrap().waiting == 1 };
     eventually("it is seen in line", Duration::from_secs(20), seen).await;
 

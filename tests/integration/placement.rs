@@ -331,7 +331,7 @@ async fn contended_em_is_skipped(by_operator: bool) {
     let hasty = hurried(&rm.address, Duration::from_secs(1));
     let error = hasty.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
-    let waits = ask_in_task(&rm.client, anywhere("hadoop", load(1, 1, 1)));
+    let waits = request_in_task(&rm.client, anywhere("hadoop", load(1, 1, 1)));
     eventually("the request is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     match holder {
         Some(mut holder) => drop(execute(&mut holder, "ROLLBACK").await),
@@ -514,7 +514,7 @@ async fn placement_waiter_behind_blocked_crowd_is_woken() {
             grants
         };
         let mut grants = if is_full { fill().await } else { Vec::new() };
-        let crowd: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, patient("pig"))).collect();
+        let crowd: Vec<Call> = (0..CROWD).map(|_| request_in_task(&rm.client, patient("pig"))).collect();
         database.waiting(i64::try_from(CROWD).unwrap()).await;
         grants.extend(fill().await);
         let mouse = enqueue(&rm.client, patient("mouse")).await;

@@ -114,7 +114,7 @@ async fn pooler_with_session_pooling_keeps_lock_timeouts() {
         rm.client.resource_inited(&inited(&grant, "bob", None)).await.unwrap();
         // While another transaction owns the key of one EM, the batch leaves it after lock_timeout.
         let holder = pooler.database.transaction_that_holds(&em("host1")).await;
-        let held = ask_in_task(&rm.client, request(&em("host1"), "bob", load(1, 1, 1)));
+        let held = request_in_task(&rm.client, request(&em("host1"), "bob", load(1, 1, 1)));
         eventually("it waits", LONG, || is_waiting(&pooler.database)).await;
         let quick = hurried(&rm.address, Duration::from_secs(10));
         for _ in 0..3 {

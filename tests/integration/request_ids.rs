@@ -69,7 +69,7 @@ async fn request_id_of_two_waiting_users_grants_both() {
     let (database, rm) = start_with_em(em("host1"), load(1, 1, 1)).await;
     let first = rm.client.request_resource(&named("host1", "first", "job-1")).await.granted();
     let wait = |user: &str| ResourceRequest { wait_timeout: Duration::from_secs(60), ..named("host1", user, "job-1") };
-    let (hadoop, alice) = (ask_in_task(&rm.client, wait("hadoop")), ask_in_task(&rm.client, wait("alice")));
+    let (hadoop, alice) = (request_in_task(&rm.client, wait("hadoop")), request_in_task(&rm.client, wait("alice")));
     let both_wait = || async { rm.client.waiting().await.unwrap().len() == 2 };
     eventually("both wait", Duration::from_secs(20), both_wait).await;
     rm.client.ticket_released(first.ticket_id).await.unwrap();

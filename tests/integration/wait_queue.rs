@@ -26,6 +26,7 @@ use crate::{harness::*, proxy::FaultPlan};
 mod outages;
 mod positions;
 mod removal;
+mod waiting_limits;
 mod wake_ups;
 
 fn user_limit(user: &str, instances: i64) -> Rule {
@@ -120,7 +121,7 @@ async fn wait_queue_large_request_is_not_starved() {
     }
     let busy = async || first.client.em(&em1).await.unwrap().locked.get(&Dimension::Cores) > 50;
     eventually("small requests are granted", LONG, busy).await;
-    let call = ask_in_task(&first.client, patient(&em1, "big", cpu(90)));
+    let call = request_in_task(&first.client, patient(&em1, "big", cpu(90)));
     let since = Mutex::new(None);
     let is_queued = async || {
         let waiting = first.client.waiting().await.unwrap();

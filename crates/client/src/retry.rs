@@ -112,6 +112,7 @@ mod tests {
             (AttemptFailure::Lost(broken()), true, false),
             (answered(Code::Unavailable, "DATABASE_UNAVAILABLE", soon), true, true),
             (answered(Code::ResourceExhausted, "OVERLOADED", soon), true, true),
+            (answered(Code::ResourceExhausted, "TOO_MANY_WAITING", None), false, false),
             (answered(Code::Aborted, "LOCK_TIMEOUT", soon), true, true),
             (answered(Code::Unavailable, "NOT_BEGUN", soon), true, true),
             (answered(Code::Unavailable, "COMMIT_UNKNOWN", soon), true, false),

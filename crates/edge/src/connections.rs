@@ -9,7 +9,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use rm_service::tasks::InstanceTasks;
+use rm_service::{tasks::InstanceTasks, waiting::CallerConnection};
 
 use crate::{
     edge::{self, Edge, EdgeBounds, EdgeService, Listener},
@@ -20,6 +20,11 @@ use crate::{
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 /// Timeout of a keep-alive ping.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+const _: () = {
+    let (silent, interval) = (CallerConnection::SILENT.as_secs(), KEEPALIVE_INTERVAL.as_secs());
+    assert!(interval < silent && silent < interval + KEEPALIVE_TIMEOUT.as_secs());
+};
 
 /// Maximum number of accepted connections that wait for a server.
 const ACCEPTED_MAX: usize = 16;

@@ -86,23 +86,21 @@ impl CheckState {
     /// # Errors
     /// The rejection that the ledger would return.
     pub fn verdict(&self, request: &PlacedRequest) -> Result<Verdict, Rejection> {
-        if let (Some(asked), Some(key)) = (&request.ask.request_id, request.ask.request_key())
+        if let (Some(id), Some(key)) = (&request.ask.request_id, request.ask.request_key())
             && let Some(record) = self.request_ids.get(&key)
         {
-            let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
+            let (request_id, ended) = (id.id.to_string(), self.ended.get(&record.grant.ticket_id));
             return match ended.cloned().map(Box::new) {
-                _ if record.request_id != *asked => Err(Rejection::RequestIdReused(request_id)),
+                _ if record.request_id != *id => Err(Rejection::RequestIdReused(request_id)),
                 Some(ended) => Err(Rejection::TicketEnded { request_id, ended }),
                 None => Ok(Verdict::Fits),
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
         let kept = request.ask.request_key().and_then(|key| self.kept.get(&key));
-        let position = request.stored_position(&self.line.line, kept, &self.removed)?;
-        if kept.is_some() && position.is_none() {
-            // The ledger decides about the takeover.
-            return Ok(Verdict::Fits);
-        }
+        let own = request.stored_position(&self.line.line, kept, &self.removed)?;
+        // A call with the request id of a waiting request is decided at the position of that.
+        let position = own.or(kept.map(|kept| kept.position));
         assessment::check_em(em, &self.limits, &request.ask)?;
         let assessed = self.assess(em, request, position)?;
         Ok(match self.holds.or_block(em, assessed, request) {

@@ -75,6 +75,8 @@ pub trait SharedState {
     fn has_entry_at(&self, wait_keys: &WaitKeys) -> bool;
     /// Records the queue entry that the ledger has stored. `any_em` states whether capacity at any EM may serve the request.
     fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool);
+    /// Whether the call is known to have lost its position: it checks, and ends.
+    fn has_ended(&self) -> bool;
     /// Records that the queue entry does not exist any more.
     fn mark_removed(&mut self);
     /// Records that the request was granted, and that its entry has left the queue.

@@ -30,7 +30,7 @@ use super::{
     principal::{Actor, Principal},
     report::ReportNumber,
     resource::{Resource, ResourceError},
-    scope::{ScopeCounter, ScopeHoldings, TicketLabels},
+    scope::{Scope, ScopeCounter, ScopeHoldings, TicketLabels},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
     wait_queue::{MUCH, WaitKey, WaitKeys, WaitingRequest},
@@ -73,6 +73,7 @@ pub struct Ledger {
     scopes: HashMap<ScopeCounter, ScopeSlot>,
     line: WaitQueueView,
     kept: HashMap<RequestKey, KeptPosition>,
+    waiting_counts: HashMap<Scope, i64>,
     waiting: HashMap<Uuid, WaitingRequest>,
     removed: HashMap<Uuid, Name>,
     clusters: Clusters,
@@ -103,6 +104,7 @@ impl Ledger {
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
             line: snapshot.line,
             kept: snapshot.kept,
+            waiting_counts: snapshot.waiting_counts,
             waiting: snapshot.waiting,
             removed: snapshot.removed,
             clusters: snapshot.clusters,
@@ -283,7 +285,7 @@ impl Ledger {
         let judged = self.holds.or_block(em.current, judged, op);
         let (share, queue) = match judged {
             Ok(judged) => judged,
-            Err(short) => return Ok(self.wait_or_refuse(op, entry, *short)),
+            Err(short) => return self.wait_or_refuse(op, entry, *short),
         };
         let advisory_violations = advisory_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::{
     cap::Cap,
+    limit_mode::LimitMode,
     name::Name,
     policy::Policy,
     resource::{Dimension, Resource},
@@ -77,6 +78,12 @@ impl LimitedScope {
     /// Returns the maximum of each counted dimension that a rule names, with the deciding rule.
     pub fn maxima(&self) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
         maxima(&self.rules).filter(|(dimension, ..)| self.counts(dimension))
+    }
+
+    /// Returns the maximum number of waiting requests with the deciding rule, if a rule limits them here.
+    pub fn waiting_max(&self) -> Option<(i64, &Rule)> {
+        let of_waiting = maxima(&self.rules).find(|(dimension, ..)| **dimension == Dimension::Waiting);
+        of_waiting.filter(|(.., rule)| rule.mode == LimitMode::Enforced).map(|(_, max, rule)| (max, rule))
     }
 
     /// Returns the amounts of a resource that this scope counts.

@@ -211,6 +211,7 @@ fn shortage_text(short: &Shortfall) -> String {
         Dimension::Memory | Dimension::QueueMemory | Dimension::KubernetesMemory => ("Memory", "GB"),
         Dimension::Cores | Dimension::QueueCores | Dimension::KubernetesMillicores => ("CPU", "cores"),
         Dimension::Instances | Dimension::QueueInstances => ("Instance", ""),
+        Dimension::Waiting => ("Waiting", ""),
         Dimension::Custom(name) => (name, ""),
     };
     let show = |amount: i64| if unit == "GB" { format!("{}GB", whole_gb(amount)) } else { format!("{amount}{unit}") };

@@ -38,18 +38,27 @@ pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
     match dimension {
         Dimension::QueueMemory | Dimension::QueueCores | Dimension::QueueInstances => Some(QUEUE),
         Dimension::KubernetesMemory | Dimension::KubernetesMillicores => Some(NAMESPACE),
-        Dimension::Memory | Dimension::Cores | Dimension::Instances | Dimension::Custom(_) => None,
+        Dimension::Memory | Dimension::Cores | Dimension::Instances | Dimension::Waiting | Dimension::Custom(_) => None,
     }
 }
 
 /// Error: a maximum for a dimension that the label set does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
-pub struct UncountedDimension {
-    /// Key of the dimension.
-    dimension: String,
-    /// Label that the dimension requires.
-    label: &'static str,
+pub enum UncountedDimension {
+    /// Amounts of two queues or namespaces are never summed.
+    #[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
+    LabelRequired {
+        /// Key of the dimension.
+        dimension: String,
+        /// Label that the dimension requires.
+        label: &'static str,
+    },
+    /// A waiting request may be granted on another EM.
+    #[error("names \"waiting\" with the label {label:?}: a waiting request has no EM yet; name it with other labels")]
+    WaitingAtEm {
+        /// Label of an EM.
+        label: &'static str,
+    },
 }
 
 impl UncountedDimension {
@@ -62,8 +71,14 @@ impl UncountedDimension {
         has_label: impl Fn(&str) -> bool,
     ) -> Result<(), Self> {
         let uncounted = |dimension: &Dimension| {
+            if *dimension == Dimension::Waiting {
+                return [EM, EM_APPLICATION]
+                    .into_iter()
+                    .find(|label| has_label(label))
+                    .map(|label| Self::WaitingAtEm { label });
+            }
             let label = label_of(dimension).filter(|label| !has_label(label))?;
-            Some(Self { dimension: dimension.key(), label })
+            Some(Self::LabelRequired { dimension: dimension.key(), label })
         };
         dimensions.find_map(uncounted).map_or(Ok(()), Err)
     }
@@ -164,10 +179,10 @@ impl Scope {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns whether the scope counts a dimension: amounts in external queues count only where the labels name the queue
-    /// or namespace.
+    /// Returns whether the tickets of the scope have amounts of a dimension: those in external queues count only where the labels
+    /// name the queue or namespace, and waiting requests have no tickets.
     pub fn counts(&self, dimension: &Dimension) -> bool {
-        label_of(dimension).is_none_or(|label| self.0.contains_key(label))
+        *dimension != Dimension::Waiting && label_of(dimension).is_none_or(|label| self.0.contains_key(label))
     }
 }
 

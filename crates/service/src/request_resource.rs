@@ -293,9 +293,10 @@ impl RequestCall<'_> {
         tokio::select! {
             biased;
             outcome = self.service.commit(request.clone(), lock_wait) => outcome,
-            // The operation may wait for a contended EM. A check needs no lock.
+            // The operation may wait for a contended EM. A check needs no lock, and fails unless the later call was granted.
             () = queued.ended() => {
-                self.service.admission.check(request, until).await.map(|_| Outcome::Contended)
+                self.service.admission.check(request.clone(), until).await?;
+                self.service.commit(request, lock_wait).await
             }
         }
     }
@@ -316,7 +317,12 @@ impl RequestCall<'_> {
     fn end(&self, result: RequestResult<Error>) -> Result<(Outcome, usize), Error> {
         match result {
             RequestResult::Decided { outcome, spec } => Ok((outcome, spec)),
-            RequestResult::Rejected(rejection) => Err(Error::Rejected(rejection)),
+            RequestResult::Rejected(rejection) => {
+                if matches!(*rejection, Rejection::TooManyWaiting { .. }) {
+                    self.service.metrics.line.rejected.inc();
+                }
+                Err(Error::Rejected(rejection))
+            }
             RequestResult::QueueFull => {
                 self.service.metrics.line.rejected.inc();
                 Err(Error::Overloaded)
@@ -402,6 +408,10 @@ impl SharedState for RequestCall<'_> {
         if let Some(queued) = &mut self.queued {
             queued.update_entry(entry, any_em);
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.queued.as_ref().is_some_and(WaitHandle::has_ended)
     }
 
     fn mark_removed(&mut self) {

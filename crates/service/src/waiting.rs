@@ -12,7 +12,7 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -308,17 +308,46 @@ async fn renew_instance(
 
 /// The connection of a caller, shared by its calls. The default never closes.
 #[derive(Clone, Debug, Default)]
-pub struct CallerConnection(Arc<AtomicBool>);
+pub struct CallerConnection(Arc<ConnectionState>);
+
+#[derive(Debug)]
+struct ConnectionState {
+    is_closed: AtomicBool,
+    opened: Instant,
+    /// Time of the last read, in milliseconds after `opened`; 0 before the first one.
+    last_read: AtomicU64,
+}
+
+impl Default for ConnectionState {
+    fn default() -> Self {
+        Self { is_closed: AtomicBool::new(false), opened: Instant::now(), last_read: AtomicU64::new(0) }
+    }
+}
 
 impl CallerConnection {
+    /// Time without a read after which a connection is broken: more than the interval of its keep-alive pings, and less than
+    /// the time after which the HTTP/2 library ends its calls.
+    pub const SILENT: Duration = Duration::from_secs(25);
+
     /// Records that the connection ends or is broken, before its calls end.
     pub fn mark_closed(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Records that the caller has sent something.
+    pub fn mark_read(&self) {
+        self.0.last_read.store(self.millis().max(1), Ordering::Relaxed);
     }
 
     /// Whether the connection has ended: the caller of a call that ends without a decision did not cancel it, and may come back.
     pub fn is_closed(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        let last_read = self.0.last_read.load(Ordering::Relaxed);
+        let is_silent = last_read > 0 && u128::from(self.millis().saturating_sub(last_read)) > Self::SILENT.as_millis();
+        is_silent || self.0.is_closed.load(Ordering::Acquire)
+    }
+
+    fn millis(&self) -> u64 {
+        u64::try_from(self.0.opened.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -420,7 +449,7 @@ impl WaitHandle {
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
         let keys: BTreeSet<WaitKeyHash> = short.chain(&self.subscribed).map(key_hash).collect();
         self.line.change(|index| {
-            if !self.sleeper.wake.ended.is_cancelled() {
+            if !self.has_ended() {
                 index.insert(*position, self.sleeper.clone(), keys, since);
             }
         });
@@ -447,6 +476,11 @@ impl WaitHandle {
                 WaitResult::Look(self.in_index(Waiters::woken_by).unwrap_or(WakeReason::NEWS))
             }
         }
+    }
+
+    /// Whether the call no longer owns its position.
+    pub fn has_ended(&self) -> bool {
+        self.sleeper.wake.ended.is_cancelled()
     }
 
     /// Waits until the call no longer owns its position.

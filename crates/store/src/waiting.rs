@@ -9,7 +9,10 @@
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
 //! pages for operators.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use sqlx::{Connection as _, PgConnection, PgExecutor};
 use uuid::Uuid;
@@ -19,6 +22,7 @@ use rm_model::{
     ledger::{EnqueuedDelta, RequeuedDelta},
     name::Name,
     resource::Resource,
+    scope::Scope,
     wait_queue::{
         FreedKeys, OwnedPosition, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys,
         WaitQueues, WaitingRequest,
@@ -60,15 +64,15 @@ const OVERDUE: Duration = Duration::from_secs(5);
 const POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Maximum number of entries that are read per wait key. A later request cannot be granted before so many entries.
-const STANDS_MAX: i64 = 500;
+const ENTRIES_MAX: i64 = 500;
 
 /// Sorts after every position.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
-/// Returns the wait key of an entry: by number among the `asked` ones, counted from 1, or as stored.
-fn wait_key(row: TableRow<'_>, asked: &[&WaitKey]) -> Result<WaitKey, StoreError> {
+/// Returns the wait key of an entry: by number among the `viewed` ones, counted from 1, or as stored.
+fn wait_key(row: TableRow<'_>, viewed: &[&WaitKey]) -> Result<WaitKey, StoreError> {
     let number: Option<i64> = row.get("number")?;
-    match number.and_then(|number| asked.get(usize::try_from(number - 1).ok()?)) {
+    match number.and_then(|number| viewed.get(usize::try_from(number - 1).ok()?)) {
         Some(wait_key) => Ok(WaitKey::clone(wait_key)),
         None => parse_wait_key(row.get("wait_key")?),
     }
@@ -104,12 +108,12 @@ pub async fn line(
     )
     .bind(wait_keys.keys().map(|wait_key| wait_key_hash(wait_key).to_vec()).collect::<Vec<_>>())
     .bind(ticket_ids)
-    .bind(STANDS_MAX)
+    .bind(ENTRIES_MAX)
     .bind(OVERDUE.as_secs_f64())
     .bind(wait_keys.values().map(last).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    let asked: Vec<&WaitKey> = wait_keys.keys().collect();
+    let viewed: Vec<&WaitKey> = wait_keys.keys().collect();
     let (mut line, mut before) = (WaitQueues::default(), None::<((&str, &str), Resource)>);
     for row in rows.iter().map(|row| TABLE.row(row)) {
         let text = (row.get("resource_type")?, row.get("resource")?);
@@ -120,7 +124,7 @@ pub async fn line(
         };
         before = Some((text, resource.clone()));
         let entry = QueueEntry { resource, is_short: row.get("is_short")? };
-        line.insert(wait_key(row, &asked)?, parse_position(row.get("position")?)?, entry);
+        line.insert(wait_key(row, &viewed)?, parse_position(row.get("position")?)?, entry);
     }
     Ok(line)
 }
@@ -173,24 +177,20 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     let asks = || waiting.iter().map(|delta| &delta.request.ask);
     let waits = || waiting.iter().map(|delta| delta.request.wait.as_ref());
     let (application_names, instances) = em_columns(waiting.iter().map(|delta| &delta.request.em));
-    let until = |delta: &EnqueuedDelta| {
-        let remaining = delta.request.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
-        delta.since.saturating_add(time::Duration::try_from(remaining).unwrap_or(time::Duration::MAX))
-    };
     let done = sqlx::query(
         r#"-- waiting::insert
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
             em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position,
-            caps, claim, request_id, body_hash)
+            caps, claim, request_id, body_hash, waiting_scopes)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
             resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position, caps::jsonb,
-            claim, request_id, body_hash
+            claim, request_id, body_hash, waiting_scopes::bigint[]
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
-            $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[])
+            $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[], $20::text[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
                 resource_type, resource, labels, waiting_since, wait_until, principal, position, caps,
-                claim, request_id, body_hash)"#,
+                claim, request_id, body_hash, waiting_scopes)"#,
     )
     .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -204,17 +204,58 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(asks().map(|ask| ask.resource.to_json()).collect::<Vec<_>>())
     .bind(asks().map(|ask| labels_json(&ask.labels)).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
-    .bind(waiting.iter().map(until).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.until).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.principal.as_str()).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
     .bind(asks().map(|ask| caps_json(&ask.caps)).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.claim)).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| id.id.as_str())).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| &id.body_hash[..])).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| scope_numbers(&delta.waiting_scopes)).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
     insert_entries(connection, waiting.iter().map(|delta| (delta.position, &delta.wait_keys)).collect()).await
+}
+
+/// Returns the numbers of scopes as an array literal of PostgreSQL; `None` if there are none.
+fn scope_numbers(scopes: &[Scope]) -> Option<String> {
+    let numbers: Vec<String> = scopes.iter().map(|scope| scope_number(scope).to_string()).collect();
+    (!numbers.is_empty()).then(|| format!("{{{}}}", numbers.join(",")))
+}
+
+/// Returns the number of a scope in `waiting_scopes`.
+fn scope_number(scope: &Scope) -> i64 {
+    key_hash(&WaitKey::Scope(scope.clone())).0.cast_signed()
+}
+
+/// Returns the number of waiting requests in each of `scopes` that entered the queue while a limit counted them there. No other
+/// transaction lets a request enter in these scopes until this one ends. The locks are the last ones of a batch, so that their
+/// owner waits for no other batch.
+pub async fn lock_counts(
+    connection: &mut PgConnection,
+    scopes: BTreeSet<Scope>,
+) -> Result<HashMap<Scope, i64>, StoreError> {
+    let mut numbers: Vec<i64> = scopes.iter().map(scope_number).collect();
+    numbers.sort_unstable();
+    sqlx::query(
+        "-- waiting::lock_counts
+        SELECT pg_advisory_xact_lock(d.scope) FROM unnest($1::bigint[]) AS d (scope)",
+    )
+    .bind(&numbers)
+    .execute(&mut *connection)
+    .await?;
+    // A statement of its own, which sees what was committed before the locks.
+    let counts: Vec<i64> = sqlx::query_scalar(
+        "-- waiting::lock_counts, the numbers
+        SELECT (SELECT count(*) FROM linkis_resource_waiting w
+            WHERE w.waiting_scopes @> ARRAY[d.scope] AND (w.kept_until > clock_timestamp() OR w.kept_until IS NULL))
+        FROM unnest($1::bigint[]) WITH ORDINALITY AS d (scope, number) ORDER BY d.number",
+    )
+    .bind(scopes.iter().map(scope_number).collect::<Vec<_>>())
+    .fetch_all(connection)
+    .await?;
+    Ok(scopes.into_iter().zip(counts).collect())
 }
 
 /// Replaces the EM and the entries of waiting requests.

@@ -112,7 +112,7 @@ async fn old_connection_closes_without_call_failure() {
     let first = rm.client.request_resource(&request(&em1, "first", load(1, 1, 1))).await.granted();
     let (requests, connection) = h2::client::handshake(tcp(&rm.address).await).await.unwrap();
     let idle = tokio::spawn(connection);
-    let lasts = ask_in_task(&rm.client, patient(&em1, "patient", load(1, 1, 1)));
+    let lasts = request_in_task(&rm.client, patient(&em1, "patient", load(1, 1, 1)));
     let (mut answered, mut unsent) = (0, 0);
     while !idle.is_finished() || answered <= 50 {
         match rm.client.em(&em1).await {
@@ -135,7 +135,7 @@ async fn old_connection_closes_without_call_failure() {
 async fn shutdown_waits_for_running_calls() {
     let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     database.hold_by_hand(&em("host1")).await;
-    let call = ask_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
+    let call = request_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
     eventually("the call runs", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     let channel = channel_to(&rm.address).await;
     let mut watch = HealthClient::new(channel).watch(HealthCheckRequest::default()).await.unwrap().into_inner();

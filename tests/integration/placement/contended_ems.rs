@@ -34,7 +34,7 @@ async fn placement_on_held_ems_grants_first_released() {
             hold(&rm, &database, host, true).await;
         }
         let ask = ResourceRequest { wait_timeout, ..anywhere("hadoop", load(1, 1, 1)) };
-        let call = ask_in_task(&rm.client, ask);
+        let call = request_in_task(&rm.client, ask);
         // A request with a timeout enters the queue.
         let waits = async || match wait_timeout {
             Duration::ZERO => rm.metric("linkis_rm_contended_operations") == 1.0,
@@ -82,7 +82,7 @@ async fn wait_queue_is_granted(hosts: usize, by_hand: bool) {
     rm.client.request_resource(&request(&full, "hadoop", load(1, 1, 1))).await.granted();
     let holder = hold_all(&database, hosts, by_hand).await;
     let ask = |n: usize| ResourceRequest { wait_timeout: LONG * 4, ..anywhere(&format!("user{n}"), load(1, 1, 1)) };
-    let calls: Vec<_> = (0..hosts).map(|n| ask_in_task(&rm.client, ask(n))).collect();
+    let calls: Vec<_> = (0..hosts).map(|n| request_in_task(&rm.client, ask(n))).collect();
     database.waiting(hosts as i64).await;
     end_holds(holder, by_hand).await;
     let mut on = BTreeSet::new();

@@ -249,7 +249,7 @@ async fn measure(postgres: &Counting, name_of: &str, rows: i64) -> Costs {
     let wait_timeout = Duration::from_secs(600);
     let waits = ResourceRequest { wait_timeout, ..request(&rare_full(), "rare", load(1, 1, 1)) };
     rm.client.request_resource(&request(&rare_full(), "other", load(1, 1, 1))).await.granted();
-    let call = ask_in_task(&rm.client, waits);
+    let call = request_in_task(&rm.client, waits);
     let in_line = r#"SELECT count(*) FROM linkis_resource_waiting WHERE "user" = 'rare'"#;
     eventually("it waits", Duration::from_secs(30), async || database.count(in_line).await == 1).await;
     drop(postgres.costs(&database).await);

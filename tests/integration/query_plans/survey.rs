@@ -49,7 +49,7 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
     let other = with_history(&database).await;
     let waits = ResourceRequest { em: None, ..patient(&em1, "hadoop", load(20, 1, 1)) };
     let taken = other.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
-    let call = ask_in_task(&rm.client, waits);
+    let call = request_in_task(&rm.client, waits);
     let in_line = "SELECT count(*) FROM linkis_resource_waiting";
     eventually("the request waits", LONG, async || database.count(in_line).await == 1).await;
     let survey = async || {

@@ -182,7 +182,7 @@ async fn mass_cancellation_is_removed_in_bounded_statements() {
         CREATE TRIGGER count_removed AFTER DELETE ON linkis_resource_waiting REFERENCING OLD TABLE AS gone
             FOR EACH STATEMENT EXECUTE FUNCTION count_removed()";
     database.execute(count_removed).await;
-    let calls: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, patient(&em1, "bob", cpu(10)))).collect();
+    let calls: Vec<Call> = (0..CROWD).map(|_| request_in_task(&rm.client, patient(&em1, "bob", cpu(10)))).collect();
     database.waiting(CROWD).await;
     let mut lock = database.pool.begin().await.unwrap();
     execute(&mut *lock, "LOCK TABLE linkis_resource_waiting IN EXCLUSIVE MODE").await;
@@ -217,10 +217,10 @@ async fn call_during_database_outage_names_no_holder() {
     let grant = rm.client.request_resource(&request(&em1, "hadoop", cpu(1))).await.granted();
     proxy.set_fault_plan(FaultPlan::Hole);
     let mut reasons = Vec::new();
-    let first = ask_in_task(&rm.client, request(&em1, "hadoop", cpu(1)));
+    let first = request_in_task(&rm.client, request(&em1, "hadoop", cpu(1)));
     // The other requests wait for the batch of the first one.
     eventually("the first batch runs", LONG, async || rm.metric("linkis_rm_calls") == 1.0).await;
-    let requests: Vec<Call> = (0..20).map(|_| ask_in_task(&rm.client, request(&em1, "hadoop", cpu(1)))).collect();
+    let requests: Vec<Call> = (0..20).map(|_| request_in_task(&rm.client, request(&em1, "hadoop", cpu(1)))).collect();
     let released = rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap_err();
     reasons.extend(released.reason());
     for call in [first].into_iter().chain(requests) {

@@ -1,11 +1,12 @@
 //! Positions in the wait queue that belong to request ids: takeovers, and callers that are gone for a while.
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::*;
 
-fn named(id: &str, request: ResourceRequest) -> ResourceRequest {
+pub fn named(id: &str, request: ResourceRequest) -> ResourceRequest {
     ResourceRequest { request_id: Some(id.into()), ..request }
 }
 
@@ -20,18 +21,43 @@ async fn code_of(call: Call) -> (Code, String) {
     (error.code().unwrap(), error.reason().unwrap_or_default())
 }
 
-/// Forwards connections to an instance. The end of the task breaks them without a word of HTTP/2.
-async fn forwarder(address: &str) -> (RmClient, tokio::task::JoinHandle<()>) {
-    let (listener, target) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), address.replace("http://", ""));
-    let own = format!("http://{}", listener.local_addr().unwrap());
-    let task = tokio::spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((mut from, _)) = listener.accept().await {
-            let mut to = TcpStream::connect(&target).await.unwrap();
-            connections.spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await.is_ok() });
-        }
-    });
-    (client(&own), task)
+/// Forwards connections to an instance.
+struct Forwarder {
+    task: tokio::task::JoinHandle<()>,
+    silenced: CancellationToken,
+}
+
+impl Forwarder {
+    /// Starts a forwarder, and returns a client that uses it.
+    async fn start(address: &str) -> (RmClient, Self) {
+        let (listener, target) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), address.replace("http://", ""));
+        let own = format!("http://{}", listener.local_addr().unwrap());
+        let silenced = CancellationToken::new();
+        let until = silenced.clone();
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((mut from, _)) = listener.accept().await {
+                let (mut to, until) = (TcpStream::connect(&target).await.unwrap(), until.clone());
+                connections.spawn(async move {
+                    let copied = tokio::io::copy_bidirectional(&mut from, &mut to);
+                    if until.run_until_cancelled(copied).await.is_none() {
+                        std::future::pending::<()>().await;
+                    }
+                });
+            }
+        });
+        (client(&own), Self { task, silenced })
+    }
+
+    /// Breaks the connections without a word of HTTP/2.
+    fn abort(&self) {
+        self.task.abort();
+    }
+
+    /// Passes no more bytes, and closes no connection.
+    fn silence(&self) {
+        self.silenced.cancel();
+    }
 }
 
 /// A repeated request continues at the position of its earlier call, on any instance, and that call ends.
@@ -44,7 +70,7 @@ async fn position_is_taken_over_by_repeated_request() {
     let ticket_id = first.client.waiting().await.unwrap()[0].ticket_id;
     let behind = enqueue(&second.client, patient(&em1, "other", cpu(10))).await;
     for rm in [&second, &first, &first, &second] {
-        let again = ask_in_task(&rm.client, repeated.clone());
+        let again = request_in_task(&rm.client, repeated.clone());
         assert_eq!(code_of(call).await, (Code::Aborted, "POSITION_TAKEN_OVER".into()));
         call = again;
         assert_eq!(users(&rm.client).await, ["hadoop", "other"]);
@@ -68,7 +94,7 @@ async fn position_of_calls_sent_at_once_is_woken() {
     let mut calls = JoinSet::new();
     for number in 0..40 {
         let repeated = named(&format!("r{number}"), patient(&em1, "hadoop", cpu(1)));
-        let both = [(); 2].map(|()| ask_in_task(&rm.client, repeated.clone()));
+        let both = [(); 2].map(|()| request_in_task(&rm.client, repeated.clone()));
         for call in both {
             calls.spawn(call);
         }
@@ -97,7 +123,7 @@ async fn position_is_left_by_later_call_before_earlier_one_knows() {
     let own = "SELECT count(*) FROM linkis_resource_waiting WHERE instance_id = ";
     let instance: String = database.scalar("SELECT instance_id::text FROM linkis_resource_waiting").await;
     let of_first = format!("{own}'{instance}'");
-    let later = ask_in_task(&second.client, repeated);
+    let later = request_in_task(&second.client, repeated);
     eventually("the position is taken over", LONG, async || database.count(&of_first).await == 0).await;
     later.abort();
     let rows = "SELECT count(*) FROM linkis_resource_waiting";
@@ -113,6 +139,85 @@ async fn position_is_left_by_later_call_before_earlier_one_knows() {
     second.client.resource_released(&release(&grant, "first")).await.unwrap();
     grant_of(earlier).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+/// A call whose position was taken over returns the grant of the later call, if it learns of both at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_is_granted_to_later_call_before_earlier_one_knows() {
+    let (database, first, second) = two().await;
+    let (em1, grant) = full_em(&second.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let earlier = enqueue(&first.client, repeated.clone()).await;
+    first.freeze(true);
+    second.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let granted = second.client.request_resource(&repeated).await.granted();
+    first.freeze(false);
+    assert_eq!(grant_of(earlier).await.ticket_id, granted.ticket_id);
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+/// The deadline of a call that takes a position over is its own: it begins when that call does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_has_deadline_of_its_call() {
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let earlier = enqueue(&rm.client, repeated.clone()).await;
+    let old = "SELECT count(*) FROM linkis_resource_waiting WHERE waiting_since < clock_timestamp() - interval '2 s'";
+    eventually("the request has waited", LONG, async || database.count(old).await == 1).await;
+    let _later = request_in_task(&rm.client, repeated);
+    assert_eq!(code_of(earlier).await.1, "POSITION_TAKEN_OVER");
+    let seconds: f64 = database
+        .scalar("SELECT extract(epoch FROM wait_until - waiting_since)::float8 FROM linkis_resource_waiting")
+        .await;
+    assert!(seconds > LONG.as_secs_f64() + 1.9, "{seconds} s");
+}
+
+/// A dry run with the request id of a waiting request is decided at the position of that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_decides_dry_run_of_its_request_id() {
+    let (_database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let _call = enqueue(&rm.client, repeated.clone()).await;
+    rm.client.dry_run(&repeated).await.refused();
+    let other = named("r1", patient(&em1, "hadoop", cpu(5)));
+    let error = rm.client.dry_run(&other).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("REQUEST_ID_REUSED"));
+}
+
+/// A call takes over a position whose entry another transaction moves at the same moment, and leaves no other entry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_is_taken_over_while_its_entry_moves() {
+    let (database, rm) = start().await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
+    let _earlier = enqueue(&rm.client, repeated.clone()).await;
+    let mut mover = database.transaction("UPDATE linkis_resource_waiting SET em_instance = 'host2'").await;
+    let later = request_in_task(&rm.client, repeated);
+    eventually("the later call waits for the row", LONG, async || is_waiting(&database).await).await;
+    execute(&mut mover, "UPDATE linkis_resource_waiting_entry SET wait_key_hash = sha256('moved')").await;
+    execute(&mut mover, "COMMIT").await;
+    let entries = "SELECT count(*) FROM linkis_resource_waiting_entry";
+    let is_taken =
+        async || database.count("SELECT count(*) FROM linkis_resource_waiting WHERE em_instance <> 'host2'").await == 1;
+    eventually("the position is taken over", LONG, is_taken).await;
+    assert_eq!(database.count(entries).await, 1);
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    grant_of(later).await;
+    assert_eq!(database.count(entries).await, 0);
+}
+
+/// The position of a caller whose connection is silent is kept, as after a connection that closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_of_silent_caller_is_kept() {
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let (through, connection) = Forwarder::start(&rm.address).await;
+    let _lost = enqueue(&through, named("r1", patient(&em1, "silent", cpu(10)))).await;
+    connection.silence();
+    let kept = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NOT NULL AND claim IS NULL";
+    eventually("the position is kept", 2 * LONG, async || database.count(kept).await == 1).await;
 }
 
 /// A repetition that does not wait is decided at the position, and takes nothing over. Another body is refused.
@@ -140,7 +245,7 @@ async fn position_is_kept_beside_call_that_does_not_wait() {
 async fn position_of_absent_caller_is_kept_without_capacity() {
     let (database, first, second) = two().await;
     let (em1, grant) = full_em(&first.client, "host1", 10).await;
-    let (through, connection) = forwarder(&first.address).await;
+    let (through, connection) = Forwarder::start(&first.address).await;
     let repeated = named("r1", patient(&em1, "absent", cpu(10)));
     let _lost = enqueue(&through, repeated.clone()).await;
     let cancelled = enqueue(&first.client, named("r2", patient(&em1, "cancelled", cpu(10)))).await;
@@ -156,7 +261,7 @@ async fn position_of_absent_caller_is_kept_without_capacity() {
     assert_eq!(users(&second.client).await, ["absent", "passing", "behind"]);
     first.client.resource_released(&release(&grant, "first")).await.unwrap();
     let grant = grant_of(passing).await;
-    let back = ask_in_task(&second.client, repeated);
+    let back = request_in_task(&second.client, repeated);
     let is_back = async || first.client.waiting().await.unwrap()[0].kept_until.is_none();
     eventually("the caller is back", LONG, is_back).await;
     assert_eq!(users(&first.client).await, ["absent", "behind"]);
@@ -172,7 +277,7 @@ async fn position_of_absent_caller_is_kept_without_capacity() {
 async fn position_of_absent_caller_ends() {
     let (database, rm) = start().await;
     let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
-    let (through, connection) = forwarder(&rm.address).await;
+    let (through, connection) = Forwarder::start(&rm.address).await;
     let _lost = enqueue(&through, named("r1", patient(&em1, "absent", cpu(10)))).await;
     connection.abort();
     let absent = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NOT NULL AND claim IS NULL";
@@ -197,7 +302,7 @@ async fn positions_outlive_their_instances() {
     let before = users(&rm.client).await;
     others.pop().unwrap().kill();
     drop(others);
-    let again: Vec<Call> = (0..12).rev().map(|number| ask_in_task(&rm.client, repeated(number))).collect();
+    let again: Vec<Call> = (0..12).rev().map(|number| request_in_task(&rm.client, repeated(number))).collect();
     let present = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NULL";
     let of_rm = "SELECT count(DISTINCT instance_id) FROM linkis_resource_waiting";
     let is_whole = async || database.count(present).await == 12 && database.count(of_rm).await == 1;

@@ -166,6 +166,25 @@ async fn removal_at_held_or_contended_em_is_immediate() {
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }
 
+/// The removal of a request for any EM ends its call although its EM is held, and an operation that cannot queue waits for that EM.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removal_at_held_em_is_immediate_beside_waiting_release() {
+    let (database, rm) = start().await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let hold = NewHold { key: LockKey::Em(em1.clone()), duration: Duration::from_secs(600), reason: name("an audit") };
+    rm.client.hold(&hold).await.unwrap();
+    let call = enqueue(&rm.client, ResourceRequest { em: None, ..patient(&em1, "a", cpu(1)) }).await;
+    let client = rm.client.clone();
+    let releasing = tokio::spawn(async move { client.resource_released(&release(&grant, "first")).await });
+    let is_contended = async || rm.metric("linkis_rm_contended_operations") == 1.0;
+    eventually("the release waits for the EM", LONG, is_contended).await;
+    rm.client.remove_waiting(waiting_of(&rm.client, "a").await, "it is held").await.unwrap();
+    assert_removed(&error_of(call).await, "it is held");
+    assert!(rm.client.release_hold(&hold.key).await.unwrap());
+    releasing.await.unwrap().unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
 /// A removal leaves its line and no entry, or entries and no line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removal_of_killed_instance_is_whole_or_absent() {

@@ -147,7 +147,7 @@ async fn freed_capacity_of_150_ems_wakes_all_waiters() {
     }
     let mut calls = Vec::new();
     for (host, _) in &grants {
-        calls.push(ask_in_task(&second.client, patient(host, "hadoop", cpu(10))));
+        calls.push(request_in_task(&second.client, patient(host, "hadoop", cpu(10))));
     }
     database.waiting(150).await;
     let mut releases = JoinSet::new();
@@ -172,7 +172,8 @@ async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     let waiting = async || database.count("SELECT count(*) FROM linkis_resource_waiting").await;
     let enqueue_all = async |user: &str, expected: usize| {
         let clients = [client(&rm.address), client(&rm.address)];
-        let calls: Vec<Call> = (0..COUNT).map(|n| ask_in_task(&clients[n % 2], patient(&em1, user, cpu(10)))).collect();
+        let calls: Vec<Call> =
+            (0..COUNT).map(|n| request_in_task(&clients[n % 2], patient(&em1, user, cpu(10)))).collect();
         eventually("all wait", LONG, async || waiting().await == i64::try_from(expected).unwrap()).await;
         calls
     };

@@ -321,6 +321,7 @@ impl Connection {
             unit.made_progress();
         }
         let read = read.len();
+        self.peer.connection.mark_read();
         self.has_read(read);
         self.note_excess();
         Poll::Ready(Ok(()))
@@ -404,7 +405,12 @@ impl Connection {
     /// a silent one.
     fn or_end<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match polled {
-            Poll::Ready(_) => polled,
+            Poll::Ready(result) => {
+                if result.is_err() {
+                    self.peer.connection.mark_closed();
+                }
+                Poll::Ready(result)
+            }
             Poll::Pending => unbudgeted(cx, |cx| self.poll_end(cx)).map(|_| Err(io::ErrorKind::TimedOut.into())),
         }
     }

@@ -3,7 +3,7 @@
 //! Invariant: code and reason of a rejection never change, because programs depend on both. Caller: `status`.
 
 use time::OffsetDateTime;
-use tonic::Code::{Aborted, AlreadyExists, Internal};
+use tonic::Code::{Aborted, AlreadyExists, Internal, ResourceExhausted};
 
 use rm_model::{
     em::EmInstance,
@@ -80,6 +80,11 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
         // Without a time to retry: the operator has decided, and clients would enter the queue again.
         Rejection::RemovedFromQueue { ticket_id, reason } => {
             C::new(Aborted, "REMOVED_FROM_QUEUE", [ticket(*ticket_id), ("reason", reason.to_string())])
+        }
+        Rejection::TooManyWaiting { scope, limit, waiting, max } => {
+            let numbers = [("waiting", waiting.to_string()), ("max", max.to_string())];
+            let names = [("scope", scope.to_string()), ("limit", limit.clone())];
+            C::new(ResourceExhausted, "TOO_MANY_WAITING", names.into_iter().chain(numbers).collect::<Vec<_>>())
         }
         Rejection::NotWaiting(ticket_id) => C::missing("NOT_WAITING", [ticket(*ticket_id)]),
         Rejection::TicketNotFound { ended: Some(ended), .. } => C::missing("TICKET_NOT_FOUND", how_it_ended(ended)),

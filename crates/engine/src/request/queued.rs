@@ -419,6 +419,9 @@ impl<E> QueuedRequest<E> {
 
     /// Checks whether the request can be granted now.
     fn look(&mut self, wake: WakeReason, shared: &mut impl SharedState) -> Action<E> {
+        if shared.has_ended() {
+            return self.check_home(wake, shared);
+        }
         if wake.is_coming {
             return self.submit(QueueAttempt::Unchecked(Some(wake)), shared);
         }

@@ -246,6 +246,10 @@ impl SharedState for Shared<'_> {
         }
     }
 
+    fn has_ended(&self) -> bool {
+        self.handle.is_removed
+    }
+
     fn mark_removed(&mut self) {
         self.instance.leave_index(self.handle);
         self.handle.entry = None;

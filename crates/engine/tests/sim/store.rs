@@ -181,6 +181,7 @@ impl Store {
                 .iter()
                 .map(|(position, entry)| (position.ticket_id(), waiting(*position, entry)))
                 .collect(),
+            waiting_counts: HashMap::new(),
             removed: self.removed.clone(),
             clusters: Clusters::default(),
         }
@@ -250,28 +251,8 @@ impl Store {
         ledger.apply(&Principal::Anonymous.into(), &operation).map_err(|error| Failure::Rejected(Box::new(error)))
     }
 
-    /// Applies a batch of one instance, and asserts the invariants. Two calls with one request id are a race for the tables, and
-    /// the committer then applies each operation alone.
+    /// Applies a batch of one instance, and asserts the invariants.
     pub fn commit(&mut self, instance: Uuid, batch: &[Operation]) -> Committed {
-        let mut keys = BTreeSet::new();
-        let mut ids = batch.iter().filter_map(|operation| operation.request()?.ask.request_key());
-        if ids.all(|key| keys.insert(key)) {
-            return self.commit_together(instance, batch);
-        }
-        let mut all =
-            Committed { results: vec![], freed: FreedKeys::default(), ended: vec![], ems: vec![], gone: vec![] };
-        for operation in batch {
-            let one = self.commit_together(instance, std::slice::from_ref(operation));
-            all.results.extend(one.results);
-            one.freed.iter().for_each(|(wait_key, requests)| all.freed.add(wait_key.clone(), requests));
-            all.ended.extend(one.ended);
-            all.ems.extend(one.ems);
-            all.gone.extend(one.gone);
-        }
-        all
-    }
-
-    fn commit_together(&mut self, instance: Uuid, batch: &[Operation]) -> Committed {
         self.now += 1;
         let mut ledger = Ledger::new(self.snapshot(batch));
         let mut apply = |operation| {
@@ -289,13 +270,13 @@ impl Store {
     }
 
     fn assert_no_grant_while_drained(&self, batch: &[Operation], results: &[SimResult]) {
-        let mut drained: BTreeSet<&EmInstance> = self.drains.keys().collect();
+        let (mut drained, mut granted): (BTreeSet<&EmInstance>, _) = (self.drains.keys().collect(), BTreeSet::new());
         for (operation, result) in batch.iter().zip(results) {
             match result {
                 Ok(Outcome::Drained(_)) => drop(drained.insert(operation.em())),
                 Ok(Outcome::Resumed(_)) => drop(drained.remove(operation.em())),
                 // Granted before, under the same request id.
-                Ok(Outcome::Granted(grant)) if self.has_id(grant.ticket_id) => {}
+                Ok(Outcome::Granted(grant)) if self.has_id(grant.ticket_id) || !granted.insert(grant.ticket_id) => {}
                 Ok(Outcome::Granted(grant)) => assert!(!drained.contains(&grant.em), "{} is drained", grant.em),
                 _ => {}
             }
@@ -323,7 +304,7 @@ impl Store {
         }
         for left in deltas.left_line {
             let entry = self.remove(left.ticket_id);
-            assert!(entry.is_none_or(|entry| entry.claim == left.claim), "a call changes only its own position");
+            assert!(entry.is_some_and(|entry| entry.claim == left.claim), "a call changes only its own position");
         }
         for record in deltas.request_ids {
             assert!(self.request_ids.insert(record.key(), record).is_none(), "an id has one ticket");
@@ -332,6 +313,9 @@ impl Store {
             let keys: BTreeSet<WaitKey> = entry.wait_keys.keys().cloned().collect();
             self.line.put(entry.position, &entry.wait_keys, &entry.request.ask.resource);
             let stored = StoredEntry { claim: entry.request.claim(), request: entry.request, instance, keys };
+            let key = stored.request.ask.request_key();
+            let has_key = |entry: &StoredEntry| key.is_some() && entry.request.ask.request_key() == key;
+            assert!(!self.entries.values().any(has_key), "a request id has one position");
             assert!(self.entries.insert(entry.position, stored).is_none(), "a request has one position");
         }
         for entry in deltas.moved {

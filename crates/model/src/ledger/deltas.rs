@@ -18,7 +18,7 @@ use super::{
         name::Name,
         operation::{PlacedRequest, RequestRecord},
         principal::{Actor, Principal},
-        scope::{ScopeCounter, ScopeHoldings},
+        scope::{Scope, ScopeCounter, ScopeHoldings},
         ticket::Ticket,
         ticket_end::TicketEnd,
         wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKeys},
@@ -150,12 +150,16 @@ pub struct PostCommitState {
 pub struct EnqueuedDelta {
     /// Position of the request.
     pub position: QueuePosition,
-    /// Start of waiting.
+    /// Start of waiting. It stays when a later call takes the position over.
     pub since: OffsetDateTime,
+    /// Deadline of the call.
+    pub until: OffsetDateTime,
     /// The request with its waiting parameters.
     pub request: PlacedRequest,
     /// Wait keys of the request.
     pub wait_keys: WaitKeys,
+    /// Scopes of the request where a limit counts waiting requests.
+    pub waiting_scopes: Vec<Scope>,
 }
 
 /// A queued request with other wait keys.

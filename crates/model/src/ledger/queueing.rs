@@ -1,14 +1,15 @@
 //! Wait queue entries in the ledger: a request enters a queue, moves between keys, and is removed.
 //!
-//! A request keeps its position until it leaves; a position of a request id outlives its call. Each removed key is recorded as freed, so that later entries are
-//! woken.
+//! A request keeps its position until it leaves; a position of a request id outlives its call. Each removed key is recorded as
+//! freed, so that later entries are woken.
 
+use time::Duration;
 use uuid::Uuid;
 
 use super::{
     super::{
         assessment::BlockedRequest,
-        operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
+        operation::{KeptPosition, Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
         principal::Principal,
         ticket::{Ticket, TicketState},
         wait_queue::{OwnedPosition, QueuePosition, WaitKey, WaitKeys, WaitingRequest},
@@ -31,15 +32,9 @@ impl Ledger {
     /// id.
     ///
     /// # Errors
-    /// - [`Rejection::RequestIdReused`] if the earlier request differs.
-    /// - As of [`PlacedRequest::stored_position`].
+    /// As of [`PlacedRequest::stored_position`].
     pub(super) fn entry(&self, op: &PlacedRequest) -> Result<Option<StoredEntry>, Rejection> {
         let kept = op.ask.request_key().and_then(|key| self.kept.get(&key));
-        if let (Some(kept), Some(request_id)) = (kept, &op.ask.request_id)
-            && kept.body_hash != request_id.body_hash
-        {
-            return Err(Rejection::RequestIdReused(request_id.id.to_string()));
-        }
         if let Some(position) = op.stored_position(&self.line.line, kept, &self.removed)? {
             return Ok(Some(StoredEntry { position, claim: op.claim(), is_own: true }));
         }
@@ -50,8 +45,10 @@ impl Ledger {
     pub(super) fn remove_waiting(&mut self, op: &RemoveWaiting) -> Result<Outcome, Rejection> {
         let ticket_id = op.ticket_id;
         let has_left = self.deltas.left_line.iter().any(|left| left.ticket_id == ticket_id);
-        // An earlier operation of this batch may have granted or refused the request.
-        let Some(request) = self.waiting.remove(&ticket_id).filter(|_| !has_left) else {
+        let new = self.deltas.waiting.iter().find(|new| new.position.ticket_id() == ticket_id);
+        let new_claim = new.map(|new| new.request.claim());
+        // An earlier operation of this batch may have granted or refused the request, or taken its position over.
+        let Some(request) = self.waiting.remove(&ticket_id).filter(|_| !has_left || new_claim.is_some()) else {
             return match self.removed.contains_key(&ticket_id) {
                 true => Ok(Outcome::RemovedFromQueue),
                 false => Err(Rejection::NotWaiting(ticket_id)),
@@ -60,10 +57,9 @@ impl Ledger {
         let wait_keys = self.line.line.keys_of(ticket_id);
         self.line.line.remove(ticket_id);
         wait_keys.into_keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key));
-        let owned = OwnedPosition { ticket_id, claim: request.claim };
-        // An earlier operation of this batch may have moved the request.
-        self.deltas.moved.retain(|moved| moved.position.ticket_id() != ticket_id);
-        self.deltas.left_line.push(owned);
+        let owned = OwnedPosition { ticket_id, claim: new_claim.unwrap_or(request.claim) };
+        self.remove_row(owned);
+        self.kept.retain(|_, kept| kept.position.ticket_id() != ticket_id);
         self.deltas.ended_waits.push(owned);
         let (ticket, by) = (Box::new(ticket_of(request, &self.by.principal)), self.by.clone());
         self.deltas.lines.push(HistoryLine::RemovedFromQueue(ticket, op.reason.clone(), by));
@@ -72,27 +68,34 @@ impl Ledger {
     }
 
     /// Queues a request that does not fit, or updates its entry. Refuses it if it may not wait or can never fit.
+    ///
+    /// # Errors
+    /// [`Rejection::TooManyWaiting`] if the request would enter the queue, and a limit allows no other one to wait.
     pub(super) fn wait_or_refuse(
         &mut self,
         op: &PlacedRequest,
         entry: Option<StoredEntry>,
         short: BlockedRequest,
-    ) -> Outcome {
+    ) -> Result<Outcome, Rejection> {
         let BlockedRequest { refusal, wait_keys } = short;
         let line = &mut self.line.line;
         let before = entry.map(|_| line.keys_of(op.ask.ticket_id)).unwrap_or_default();
         match (&op.wait, entry) {
             (Some(wait), Some(StoredEntry { position, is_own: true, .. })) if wait.is_elsewhere => {
-                return Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys: before, refusal }));
+                return Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys: before, refusal })));
             }
             (Some(_), _) if !refusal.never_fits => {}
             // The earlier call waits on.
-            (None, _) => return Outcome::Refused(Box::new(refusal)),
+            (None, _) => return Ok(Outcome::Refused(Box::new(refusal))),
             _ => {
                 self.dequeue(op, entry, WaitKeys::new());
-                return Outcome::Refused(Box::new(refusal));
+                return Ok(Outcome::Refused(Box::new(refusal)));
             }
         }
+        if entry.is_none() {
+            self.count_waiting(op)?;
+        }
+        let line = &mut self.line.line;
         let position = match entry {
             Some(entry) => entry.position,
             None => line.last_position(&wait_keys, self.now, op.ask.ticket_id),
@@ -102,8 +105,18 @@ impl Ledger {
             if let Some(entry) = entry {
                 self.delete_row(op, entry);
             }
-            let (request, wait_keys) = (op.clone(), wait_keys.clone());
-            self.deltas.waiting.push(EnqueuedDelta { position, since: position.since(), request, wait_keys });
+            let limited = op.scopes(&self.limits);
+            let limited = limited.iter().filter(|limited| limited.waiting_max().is_some());
+            let waiting_scopes = limited.map(|limited| limited.scope().clone()).collect();
+            let remaining = op.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
+            let until = self.now.saturating_add(Duration::try_from(remaining).unwrap_or(Duration::MAX));
+            let (request, since, wait_keys) = (op.clone(), position.since(), wait_keys.clone());
+            self.deltas.waiting.push(EnqueuedDelta { position, since, until, request, wait_keys, waiting_scopes });
+            // A later operation of this batch may take the position over.
+            if let (Some(key), Some(request_id)) = (op.ask.request_key(), &op.ask.request_id) {
+                let body_hash = request_id.body_hash;
+                self.kept.insert(key, KeptPosition { body_hash, claim: op.claim(), position });
+            }
         } else if before != wait_keys {
             let (claim, em) = (op.claim(), op.em.clone());
             self.deltas.moved.push(RequeuedDelta { position, claim, em, wait_keys: wait_keys.clone() });
@@ -112,7 +125,25 @@ impl Ledger {
         let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
         left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
         line.put(position, &wait_keys, &op.ask.resource);
-        Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys, refusal }))
+        Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys, refusal })))
+    }
+
+    /// Counts a request that enters the queue in its scopes with a limit of waiting requests. Requests that leave the queue in the
+    /// same batch still count.
+    fn count_waiting(&mut self, op: &PlacedRequest) -> Result<(), Rejection> {
+        let all = op.scopes(&self.limits);
+        let limited = || all.iter().filter_map(|limited| Some((limited.scope(), limited.waiting_max()?)));
+        for (scope, (max, rule)) in limited() {
+            let waiting = self.waiting_counts.get(scope).copied().unwrap_or(0);
+            if waiting >= max {
+                let (scope, limit) = (scope.clone(), rule.to_string());
+                return Err(Rejection::TooManyWaiting { scope, limit, waiting, max });
+            }
+        }
+        for (scope, _) in limited() {
+            *self.waiting_counts.entry(scope.clone()).or_default() += 1;
+        }
+        Ok(())
     }
 
     /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its ticket now
@@ -136,10 +167,24 @@ impl Ledger {
         left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }
 
+    /// Removes the row of a waiting request: the stored one, or the one that an earlier operation of this batch adds.
+    fn remove_row(&mut self, owned: OwnedPosition) {
+        let is_other = |position: QueuePosition| position.ticket_id() != owned.ticket_id;
+        self.deltas.moved.retain(|moved| is_other(moved.position));
+        let before = self.deltas.waiting.len();
+        self.deltas.waiting.retain(|new| is_other(new.position));
+        if self.deltas.waiting.len() == before {
+            self.deltas.left_line.push(owned);
+        }
+    }
+
     /// Deletes the row of a request. Another call that owned it ends.
     fn delete_row(&mut self, op: &PlacedRequest, entry: StoredEntry) {
         let owned = OwnedPosition { ticket_id: op.ask.ticket_id, claim: entry.claim };
-        self.deltas.left_line.push(owned);
+        self.remove_row(owned);
+        if let Some(key) = op.ask.request_key() {
+            self.kept.remove(&key);
+        }
         if owned.claim.is_some() && owned.claim != op.claim() {
             self.deltas.ended_waits.push(owned);
         }

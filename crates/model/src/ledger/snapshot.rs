@@ -21,7 +21,7 @@ use super::super::{
     operation::{KeptPosition, RequestKey, RequestRecord},
     report::ReportNumber,
     resource::Resource,
-    scope::{ScopeCounter, ScopeHoldings},
+    scope::{Scope, ScopeCounter, ScopeHoldings},
     ticket::{EndedTicket, Ticket},
     wait_queue::{ViewedKeys, WaitQueues, WaitingRequest},
 };
@@ -59,6 +59,8 @@ pub struct LedgerSnapshot {
     pub line: WaitQueueView,
     /// Positions that belong to the request ids of the batch.
     pub kept: HashMap<RequestKey, KeptPosition>,
+    /// Number of waiting requests of each scope in which a request of the batch may enter the queue and a limit counts them.
+    pub waiting_counts: HashMap<Scope, i64>,
     /// Waiting requests that the batch removes, by ticket id. Their rows are locked.
     pub waiting: HashMap<Uuid, WaitingRequest>,
     /// Reasons of the removals of those requests that are no longer queued, while the history contains them.

@@ -17,6 +17,7 @@ use crate::{
     refusal::Refusal,
     report::ReportNumber,
     resource::{ResourceError, ResourceType},
+    scope::Scope,
     ticket::{EndedTicket, EngineInstance},
     timestamp::rfc3339,
 };
@@ -199,6 +200,21 @@ pub enum Rejection {
         ticket_id: Uuid,
         /// Reason of the operator.
         reason: Name,
+    },
+    /// As many requests of a scope wait as a limit allows.
+    #[error(
+        "{waiting} requests of {scope} wait, and the limit {limit} allows {max}; repeat the request when one of them has ended, or \
+            raise the limit"
+    )]
+    TooManyWaiting {
+        /// The scope.
+        scope: Scope,
+        /// The limit.
+        limit: String,
+        /// Number of waiting requests.
+        waiting: i64,
+        /// Maximum number of waiting requests.
+        max: i64,
     },
     /// No request waits under this ticket id.
     #[error("no request waits under the ticket id {0}; ListWaiting returns those that wait")]

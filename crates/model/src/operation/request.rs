@@ -57,6 +57,7 @@ impl PlacedRequest {
     /// `removed` has the reasons of the removals.
     ///
     /// # Errors
+    /// - [`Rejection::RequestIdReused`] if the waiting request with this id differs.
     /// - [`Rejection::PositionTakenOver`] if another call owns the position.
     /// - [`Rejection::RemovedFromQueue`] or [`Rejection::PlaceLost`] if no queue contains the request any more.
     pub fn stored_position(
@@ -65,6 +66,11 @@ impl PlacedRequest {
         kept: Option<&KeptPosition>,
         removed: &HashMap<Uuid, Name>,
     ) -> Result<Option<QueuePosition>, Rejection> {
+        if let (Some(kept), Some(request_id)) = (kept, &self.ask.request_id)
+            && kept.body_hash != request_id.body_hash
+        {
+            return Err(Rejection::RequestIdReused(request_id.id.to_string()));
+        }
         let Some(ticket_id) = self.queued_ticket() else { return Ok(None) };
         match kept.map(|kept| kept.claim) {
             Some(Some(claim)) if Some(claim) != self.claim() => return Err(Rejection::PositionTakenOver),

@@ -26,6 +26,8 @@ pub enum Dimension {
     KubernetesMemory,
     /// CPU of a Kubernetes namespace, in thousandths of a core (Linkis calls them cores).
     KubernetesMillicores,
+    /// Number of waiting requests. Only limits name it; no resource has an amount of it.
+    Waiting,
     /// A custom dimension of a Special; its unit is defined by its users.
     Custom(Arc<str>),
 }
@@ -45,7 +47,7 @@ impl Dimension {
             Self::QueueInstances => Some(5),
             Self::KubernetesMemory => Some(6),
             Self::KubernetesMillicores => Some(7),
-            Self::Custom(_) => None,
+            Self::Waiting | Self::Custom(_) => None,
         }
     }
 
@@ -78,7 +80,7 @@ impl Dimension {
             Self::QueueInstances => 5,
             Self::KubernetesMillicores => 6,
             Self::KubernetesMemory => 7,
-            Self::Custom(_) => 8,
+            Self::Waiting | Self::Custom(_) => 8,
         }
     }
 
@@ -100,6 +102,7 @@ impl Dimension {
         match key.strip_prefix(Self::CUSTOM_PREFIX) {
             Some("") => None,
             Some(name) => Some(Self::Custom(name.into())),
+            None if key == Self::Waiting.name() => Some(Self::Waiting),
             None => Some(Self::from(key)).filter(|dimension| !matches!(dimension, Self::Custom(_))),
         }
     }
@@ -125,12 +128,13 @@ impl Dimension {
             Self::QueueInstances => "queue_instances",
             Self::KubernetesMemory => "kubernetes_memory",
             Self::KubernetesMillicores => "kubernetes_millicores",
+            Self::Waiting => "waiting",
             Self::Custom(_) => "special",
         }
     }
 }
 
-/// Parses a name from `Display`; any name that is not fixed is custom.
+/// Parses the name of an amount from `Display`; any name that is not fixed is custom.
 impl From<&str> for Dimension {
     fn from(name: &str) -> Self {
         let fixed = [

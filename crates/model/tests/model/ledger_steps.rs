@@ -127,6 +127,7 @@ impl Tables {
             line: WaitQueueView::default(),
             kept: HashMap::new(),
             waiting: HashMap::new(),
+            waiting_counts: HashMap::new(),
             removed: HashMap::new(),
             clusters: Clusters::default(),
         }

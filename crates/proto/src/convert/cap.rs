@@ -10,6 +10,7 @@ use rm_model::{
     cap::{CAPS_MAX, Cap},
     limit::LABELS_MAX,
     name::{FieldError, Name, check_at_most},
+    resource::Dimension,
     scope::UncountedDimension,
 };
 
@@ -48,6 +49,9 @@ fn cap(field: &str, cap: &proto::Cap) -> Result<Cap, FieldError> {
     }
     let in_max = format!("{field}.max");
     let max = limit::maxima(&in_max, &cap.max, true)?;
+    if max.contains_key(&Dimension::Waiting) {
+        return Err(FieldError::new(in_max, "names \"waiting\", which only a limit may name; omit it"));
+    }
     UncountedDimension::check(max.keys(), |label| keys.contains(label))
         .map_err(|uncounted| FieldError::new(in_max, uncounted.to_string()))?;
     Ok(Cap { keys, max })

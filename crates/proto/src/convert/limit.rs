@@ -161,7 +161,7 @@ pub fn dimension(field: &str, key: &str) -> Result<Dimension, FieldError> {
     let unknown = || {
         let problem = format!(
             "has the unknown dimension {key:?}; known are memory, cores, instances, queue_memory, queue_cores, \
-             queue_instances, kubernetes_memory and kubernetes_millicores, and custom ones as special.NAME"
+             queue_instances, kubernetes_memory, kubernetes_millicores, waiting, and custom ones as special.NAME"
         );
         FieldError::new(field, problem)
     };

@@ -22,9 +22,9 @@ use rm_model::{
     external::place_of,
     ledger::{Deltas, Ledger, LedgerSnapshot, PostCommitState, WaitQueueView},
     limit::Limits,
-    operation::{LockKey, Operation, Outcome, PlacedRequest, Rejection, StepCursor},
+    operation::{KeptPosition, LockKey, Operation, Outcome, PlacedRequest, Rejection, RequestKey, StepCursor},
     principal::Actor,
-    scope::ScopeCounter,
+    scope::{Scope, ScopeCounter},
     ticket::Ticket,
     ticket_end::TicketEnd,
     wait_queue::{FreedKeys, OwnedPosition},
@@ -291,10 +291,10 @@ async fn read(
     let removing: Vec<Uuid> = operations.iter().filter_map(|operation| operation.removes()).collect();
     let kept = used.kept.values().map(|kept| kept.position.ticket_id());
     let in_line: Vec<Uuid> = queued.iter().chain(&removing).copied().chain(kept).collect();
-    let waiting = match removing.is_empty() {
-        true => HashMap::new(),
-        // All rows that the batch may write, in one order.
-        false => waiting::lock(&mut *connection, &in_line).await?,
+    let waiting = match !removing.is_empty() || requests.iter().any(|request| takes_over(request, &used.kept)) {
+        // All rows that the batch may write, in one order. Without the lock of its EM, the entry of another call could move.
+        true => waiting::lock(&mut *connection, &in_line).await?,
+        false => HashMap::new(),
     };
     let line = match in_force.anybody_waits || !in_line.is_empty() {
         true => read_state::line(&mut *connection, (&requests, &in_line), &limits, &clusters, &holds).await?,
@@ -302,6 +302,7 @@ async fn read(
     };
     let removed = read_state::removed(&mut *connection, queued.into_iter().chain(removing), &line.line).await?;
     let snapshot = LedgerSnapshot {
+        waiting_counts: waiting_counts(connection, &requests, &limits).await?,
         now,
         ems,
         tickets,
@@ -322,6 +323,29 @@ async fn read(
         clusters,
     };
     Ok((snapshot, versions))
+}
+
+/// Whether a request takes over a position of another call.
+fn takes_over(request: &PlacedRequest, kept: &HashMap<RequestKey, KeptPosition>) -> bool {
+    let kept = request.ask.request_key().and_then(|key| kept.get(&key));
+    kept.is_some_and(|kept| kept.claim != request.claim())
+}
+
+/// Returns the number of waiting requests of each scope that limits them and in which one of `requests` may enter the queue. Usually
+/// there is none.
+async fn waiting_counts(
+    connection: &mut PgConnection,
+    requests: &[&PlacedRequest],
+    limits: &Limits,
+) -> Result<HashMap<Scope, i64>, StoreError> {
+    let entering = requests.iter().filter(|request| request.wait.is_some() && request.position().is_none());
+    let limited = entering.flat_map(|request| {
+        let scopes = request.scopes(limits);
+        let limited = scopes.iter().filter(|limited| limited.waiting_max().is_some());
+        limited.map(|limited| limited.scope().clone()).collect::<Vec<_>>()
+    });
+    let scopes: BTreeSet<Scope> = limited.collect();
+    if scopes.is_empty() { Ok(HashMap::new()) } else { waiting::lock_counts(connection, scopes).await }
 }
 
 /// Returns the page of tickets that each EM's step processes: one page per EM, for the first operation that needs one.

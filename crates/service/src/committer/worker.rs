@@ -253,8 +253,9 @@ fn retry(
     }
     match retry {
         Retry::Again => parts.push(part),
-        Retry::Halves => parts.extend(part.halves()),
-        Retry::Singles => parts.extend(part.singles()),
+        // The last part is tried first.
+        Retry::Halves => parts.extend(part.halves().into_iter().rev()),
+        Retry::Singles => parts.extend(part.singles().into_iter().rev()),
         Retry::WaitForKey => {
             for pending in part.operations {
                 match pending.operation.lock_keys(false).next() {

@@ -13,7 +13,7 @@ use rm_model::{
 };
 
 use super::{
-    LAST_POSITION, STANDS_MAX, TABLE,
+    ENTRIES_MAX, LAST_POSITION, TABLE,
     json::{parse_caps, parse_position, parse_wait_key, wait_key_hash},
 };
 
@@ -153,7 +153,7 @@ pub async fn list(
     let rows = sqlx::query(sql)
         .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
         .bind(limit)
-        .bind(STANDS_MAX)
+        .bind(ENTRIES_MAX)
         .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
         .bind(filter.wait_keys.iter().map(|wait_key| wait_key_hash(wait_key).to_vec()).collect::<Vec<_>>())
         .bind(&LAST_POSITION[..])

@@ -148,6 +148,7 @@ impl Tables {
             line: self.line(),
             waiting: self.waiting.iter().map(|(position, (resource, _))| waiting(*position, resource)).collect(),
             kept: HashMap::new(),
+            waiting_counts: HashMap::new(),
             removed: self.removed.clone(),
             clusters: self.cluster.read(),
         }

@@ -39,8 +39,9 @@ final class Failures {
         switch (error.code()) {
             case UNAVAILABLE:
             case DEADLINE_EXCEEDED:
-            case RESOURCE_EXHAUSTED:
                 return true;
+            case RESOURCE_EXHAUSTED:
+                return !"TOO_MANY_WAITING".equals(error.reason());
             case ABORTED:
                 // An operator has removed the waiting request, or a later call waits in its place.
                 return !"REMOVED_FROM_QUEUE".equals(error.reason()) && !"POSITION_TAKEN_OVER".equals(error.reason());
