@@ -47,7 +47,7 @@ const TABLES: &[(&str, &str, &[&str])] = &[
     (
         "linkis_resource_waiting",
         "position",
-        &["instance_id", "position", "em_application_name", "em_instance", "claim"],
+        &["instance_id", "position", "em_application_name", "em_instance", "claim", "waiting_scopes"],
     ),
     ("linkis_resource_waiting_entry", "position, wait_key", &["instance_id", "position"]),
     ("linkis_resource_hold", "scope, \"user\", em_application_name, em_instance", &[]),

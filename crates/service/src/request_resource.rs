@@ -296,7 +296,7 @@ impl RequestCall<'_> {
             // The operation may wait for a contended EM. A check needs no lock, and fails unless the later call was granted.
             () = queued.ended() => {
                 self.service.admission.check(request.clone(), until).await?;
-                self.service.commit(request, lock_wait).await
+                self.service.commit(request, until.into()).await
             }
         }
     }

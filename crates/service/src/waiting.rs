@@ -325,9 +325,9 @@ impl Default for ConnectionState {
 }
 
 impl CallerConnection {
-    /// Time without a read after which a connection is broken: more than the interval of its keep-alive pings, and less than
-    /// the time after which the HTTP/2 library ends its calls.
-    pub const SILENT: Duration = Duration::from_secs(25);
+    /// Time without a read after which a connection that ends its calls is broken: a cancelled call ends just after a read, and a
+    /// keep-alive ping without an answer much later.
+    pub const SILENT: Duration = Duration::from_secs(8);
 
     /// Records that the connection ends or is broken, before its calls end.
     pub fn mark_closed(&self) {
@@ -539,7 +539,8 @@ impl Drop for WaitHandle {
         }
         self.in_index(Waiters::remove);
         if self.in_doubt {
-            let is_absent = self.connection.is_closed() || self.line.stopping.is_cancelled();
+            let is_lost = self.answered.is_none() && self.connection.is_closed();
+            let is_absent = is_lost || self.line.stopping.is_cancelled();
             // The receiver ends only at shutdown; other instances then end the call.
             let _ = self.line.leaving.send(Departure { claim: self.sleeper.wake.claim, is_absent });
         }

@@ -229,31 +229,17 @@ fn scope_number(scope: &Scope) -> i64 {
     key_hash(&WaitKey::Scope(scope.clone())).0.cast_signed()
 }
 
-/// Returns the number of waiting requests in each of `scopes` that entered the queue while a limit counted them there. No other
-/// transaction lets a request enter in these scopes until this one ends. The locks are the last ones of a batch, so that their
-/// owner waits for no other batch.
-pub async fn lock_counts(
-    connection: &mut PgConnection,
-    scopes: BTreeSet<Scope>,
-) -> Result<HashMap<Scope, i64>, StoreError> {
-    let mut numbers: Vec<i64> = scopes.iter().map(scope_number).collect();
-    numbers.sort_unstable();
-    sqlx::query(
-        "-- waiting::lock_counts
-        SELECT pg_advisory_xact_lock(d.scope) FROM unnest($1::bigint[]) AS d (scope)",
-    )
-    .bind(&numbers)
-    .execute(&mut *connection)
-    .await?;
-    // A statement of its own, which sees what was committed before the locks.
+/// Returns the number of waiting requests in each of `scopes` that entered the queue while a limit counted them there. The caller
+/// has locked the counters of the scopes, so that no other request enters there meanwhile.
+pub async fn counts(executor: impl PgExecutor<'_>, scopes: BTreeSet<Scope>) -> Result<HashMap<Scope, i64>, StoreError> {
     let counts: Vec<i64> = sqlx::query_scalar(
-        "-- waiting::lock_counts, the numbers
+        "-- waiting::counts
         SELECT (SELECT count(*) FROM linkis_resource_waiting w
-            WHERE w.waiting_scopes @> ARRAY[d.scope] AND (w.kept_until > clock_timestamp() OR w.kept_until IS NULL))
+            WHERE w.waiting_scopes @> ARRAY[d.scope] AND coalesce(w.kept_until, w.wait_until) > clock_timestamp())
         FROM unnest($1::bigint[]) WITH ORDINALITY AS d (scope, number) ORDER BY d.number",
     )
     .bind(scopes.iter().map(scope_number).collect::<Vec<_>>())
-    .fetch_all(connection)
+    .fetch_all(executor)
     .await?;
     Ok(scopes.into_iter().zip(counts).collect())
 }

@@ -345,7 +345,7 @@ async fn waiting_counts(
         limited.map(|limited| limited.scope().clone()).collect::<Vec<_>>()
     });
     let scopes: BTreeSet<Scope> = limited.collect();
-    if scopes.is_empty() { Ok(HashMap::new()) } else { waiting::lock_counts(connection, scopes).await }
+    if scopes.is_empty() { Ok(HashMap::new()) } else { waiting::counts(connection, scopes).await }
 }
 
 /// Returns the page of tickets that each EM's step processes: one page per EM, for the first operation that needs one.
