@@ -196,7 +196,11 @@ async fn position_is_taken_over_while_its_entry_moves() {
     let mut mover = database.transaction("UPDATE linkis_resource_waiting SET em_instance = 'host2'").await;
     let later = request_in_task(&rm.client, repeated);
     eventually("the later call waits for the row", LONG, async || is_waiting(&database).await).await;
-    execute(&mut mover, "UPDATE linkis_resource_waiting_entry SET wait_key_hash = sha256('moved')").await;
+    let moved = "WITH moved AS (DELETE FROM linkis_resource_waiting_entry RETURNING *)
+        INSERT INTO linkis_resource_waiting_entry
+        SELECT wait_key, ticket_id, instance_id, position, resource_type, resource, wait_until, is_short, sha256('moved')
+        FROM moved";
+    execute(&mut mover, moved).await;
     execute(&mut mover, "COMMIT").await;
     let entries = "SELECT count(*) FROM linkis_resource_waiting_entry";
     let is_taken =
@@ -303,7 +307,8 @@ async fn positions_outlive_their_instances() {
     }
     let before = users(&rm.client).await;
     others.pop().unwrap().kill();
-    drop(others);
+    let stopping = others.pop().unwrap();
+    tokio::task::spawn_blocking(move || stopping.stop()).await.unwrap();
     let again: Vec<Call> = (0..12).rev().map(|number| request_in_task(&rm.client, repeated(number))).collect();
     let present = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NULL";
     let of_rm = "SELECT count(DISTINCT instance_id) FROM linkis_resource_waiting";

@@ -166,6 +166,22 @@ async fn removal_at_held_or_contended_em_is_immediate() {
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }
 
+/// The removal of a request ends its call on the same instance at once. The next poll would come a second later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removal_ends_call_of_own_instance_without_poll() {
+    let (_database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let call = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
+    let ticket_id = waiting_of(&rm.client, "hadoop").await;
+    let polls = || rm.metric("linkis_rm_waiting_polls_total");
+    let before = polls();
+    eventually("a poll", LONG, async || polls() > before).await;
+    let before = polls();
+    rm.client.remove_waiting(ticket_id, "a mistake").await.unwrap();
+    assert_removed(&error_of(call).await, "a mistake");
+    assert_eq!(polls(), before, "ended by the removal, not by a poll");
+}
+
 /// The removal of a request for any EM ends its call although its EM is held, and an operation that cannot queue waits for that EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removal_at_held_em_is_immediate_beside_waiting_release() {
