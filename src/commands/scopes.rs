@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use clap::{Args, Subcommand};
 
 use rm_client::calls;
+use rm_model::resource::Dimension;
 use rm_proto::v1::{GetScopeRequest, Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
 
 use super::{
@@ -127,12 +128,13 @@ pub fn mode(limit: &Limit) -> &'static str {
     }
 }
 
-/// Returns the maximum of each dimension with its deciding limit: the first that names the dimension.
+/// Returns the maximum of each dimension of tickets with its deciding limit: the first that names the dimension.
 pub fn maxima(scope: &ScopeUsage) -> BTreeMap<&str, (i64, &Limit)> {
     let mut maxima = BTreeMap::new();
     for limit in scope.limits.iter().rev().filter(|limit| limit.mode() != LimitMode::Off) {
         maxima.extend(limit.max.iter().map(|(dimension, max)| (dimension.as_str(), (*max, limit))));
     }
+    maxima.remove(Dimension::Waiting.name());
     maxima
 }
 

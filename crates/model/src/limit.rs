@@ -82,8 +82,8 @@ impl LimitedScope {
 
     /// Returns the maximum number of waiting requests with the deciding rule, if a rule limits them here.
     pub fn waiting_max(&self) -> Option<(i64, &Rule)> {
-        let of_waiting = maxima(&self.rules).find(|(dimension, ..)| **dimension == Dimension::Waiting);
-        of_waiting.filter(|(.., rule)| rule.mode == LimitMode::Enforced).map(|(_, max, rule)| (max, rule))
+        let of_waiting = self.rules.iter().find_map(|rule| Some((*rule.max.get(&Dimension::Waiting)?, &**rule)));
+        of_waiting.filter(|(_, rule)| rule.mode == LimitMode::Enforced)
     }
 
     /// Returns the amounts of a resource that this scope counts.
@@ -96,12 +96,13 @@ impl LimitedScope {
     }
 }
 
-/// Returns the maximum of each dimension that a rule names. The first rule that names the dimension decides.
+/// Returns the maximum of each dimension of tickets that a rule names. The first rule that names the dimension decides.
 pub fn maxima(rules: &[Arc<Rule>]) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
     rules.iter().enumerate().flat_map(|(number, rule)| {
         let before = rules.iter().take(number);
         let falls_here = move |dimension: &Dimension| !before.clone().any(|rule| rule.max.contains_key(dimension));
-        let named = rule.max.iter().filter(move |(dimension, _)| falls_here(dimension));
+        let of_tickets = rule.max.iter().filter(|(dimension, _)| **dimension != Dimension::Waiting);
+        let named = of_tickets.filter(move |(dimension, _)| falls_here(dimension));
         named.map(|(dimension, max)| (dimension, *max, &**rule))
     })
 }

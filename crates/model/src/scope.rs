@@ -179,10 +179,10 @@ impl Scope {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns whether the tickets of the scope have amounts of a dimension: those in external queues count only where the labels
-    /// name the queue or namespace, and waiting requests have no tickets.
+    /// Returns whether the scope counts a dimension: amounts in external queues count only where the labels name the queue
+    /// or namespace.
     pub fn counts(&self, dimension: &Dimension) -> bool {
-        *dimension != Dimension::Waiting && label_of(dimension).is_none_or(|label| self.0.contains_key(label))
+        label_of(dimension).is_none_or(|label| self.0.contains_key(label))
     }
 }
 

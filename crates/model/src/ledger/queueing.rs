@@ -136,7 +136,7 @@ impl Ledger {
         for (scope, (max, rule)) in limited() {
             let waiting = self.waiting_counts.get(scope).copied().unwrap_or(0);
             if waiting >= max {
-                let (scope, limit) = (scope.clone(), rule.to_string());
+                let (scope, limit) = (scope.clone(), rule.pattern.to_string());
                 return Err(Rejection::TooManyWaiting { scope, limit, waiting, max });
             }
         }

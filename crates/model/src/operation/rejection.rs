@@ -203,7 +203,7 @@ pub enum Rejection {
     },
     /// As many requests of a scope wait as a limit allows.
     #[error(
-        "{waiting} requests of {scope} wait, and the limit {limit} allows {max}; repeat the request when one of them has ended, or \
+        "as many requests of {scope} wait as the limit {limit} allows ({max}); repeat the request when one of them has ended, or \
             raise the limit"
     )]
     TooManyWaiting {

@@ -38,6 +38,8 @@ export function shares(one) {
   const decided = new Map();
   for (const limit of one.limits ?? []) {
     for (const [dimension, most] of Object.entries(limit.max ?? {})) {
+      // Waiting requests hold nothing.
+      if (dimension === "waiting") continue;
       if (!decided.has(dimension)) decided.set(dimension, { most: Number(most), limit });
     }
   }
