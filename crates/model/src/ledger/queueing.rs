@@ -105,9 +105,7 @@ impl Ledger {
             if let Some(entry) = entry {
                 self.delete_row(op, entry);
             }
-            let limited = op.scopes(&self.limits);
-            let limited = limited.iter().filter(|limited| limited.waiting_max().is_some());
-            let waiting_scopes = limited.map(|limited| limited.scope().clone()).collect();
+            let waiting_scopes = op.waiting_scopes(&self.limits);
             let remaining = op.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
             let until = self.now.saturating_add(Duration::try_from(remaining).unwrap_or(Duration::MAX));
             let (request, since, wait_keys) = (op.clone(), position.since(), wait_keys.clone());
@@ -167,7 +165,7 @@ impl Ledger {
         left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }
 
-    /// Removes the row of a waiting request: the stored one, or the one that an earlier operation of this batch adds.
+    /// Removes the row of a waiting request, stored or added by an earlier operation of this batch.
     fn remove_row(&mut self, owned: OwnedPosition) {
         let is_other = |position: QueuePosition| position.ticket_id() != owned.ticket_id;
         self.deltas.moved.retain(|moved| is_other(moved.position));

@@ -20,7 +20,7 @@ use crate::{
     name::{Labels, Name},
     principal::Principal,
     resource::Resource,
-    scope::{CREATOR, ENGINE_TYPE, ScopeCounter, TicketLabels, USER},
+    scope::{CREATOR, ENGINE_TYPE, Scope, ScopeCounter, TicketLabels, USER},
     selector::EmSelector,
     wait_queue::{QueuePosition, WaitQueues},
 };
@@ -99,6 +99,13 @@ impl PlacedRequest {
     /// Returns the counters of the request with their rules, in check order.
     pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
         self.scopes.get(limits, &self.em, || limits.scopes_under(&self.ask.ticket_labels(&self.em), &self.ask.caps))
+    }
+
+    /// Returns the scopes of the request where a limit counts waiting requests.
+    pub fn waiting_scopes(&self, limits: &Limits) -> Vec<Scope> {
+        let scopes = self.scopes(limits);
+        let limited = scopes.iter().filter(|limited| limited.waiting_max().is_some());
+        limited.map(|limited| limited.scope().clone()).collect()
     }
 
     /// Returns the counters of the request without their rules.

@@ -339,12 +339,7 @@ async fn waiting_counts(
     limits: &Limits,
 ) -> Result<HashMap<Scope, i64>, StoreError> {
     let entering = requests.iter().filter(|request| request.wait.is_some() && request.position().is_none());
-    let limited = entering.flat_map(|request| {
-        let scopes = request.scopes(limits);
-        let limited = scopes.iter().filter(|limited| limited.waiting_max().is_some());
-        limited.map(|limited| limited.scope().clone()).collect::<Vec<_>>()
-    });
-    let scopes: BTreeSet<Scope> = limited.collect();
+    let scopes: BTreeSet<Scope> = entering.flat_map(|request| request.waiting_scopes(limits)).collect();
     if scopes.is_empty() { Ok(HashMap::new()) } else { waiting::counts(connection, scopes).await }
 }
 
