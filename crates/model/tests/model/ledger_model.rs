@@ -29,7 +29,7 @@ fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedKeys]) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
         let is_freed = |key: &WaitKey| freed.iter().any(|freed| freed.contains(key));
-        let is_woken = w.stands().iter().any(|(key, is_short)| *is_short && is_freed(key));
+        let is_woken = w.wait_keys().iter().any(|(key, is_short)| *is_short && is_freed(key));
         assert!(is_woken, "no freed key wakes {w:?}: {freed:?}");
     }
 }
@@ -96,12 +96,12 @@ impl Comparison {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
         let Some(operation) = self.model.operation(step, new_id) else { return false };
         let ledger = (0..EMS).find(|em| instance(*em) == *operation.em()).unwrap() % self.batches.len();
-        let mut shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.in_line));
+        let mut shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.is_queued));
         let others = self.batches.iter().enumerate().filter(|(other, _)| *other != ledger);
         let is_shared = others.into_iter().any(|(_, other)| other.iter().any(|b| !b.shares.is_disjoint(&shares)));
         if is_shared {
             self.commit();
-            shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.in_line));
+            shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.is_queued));
         }
         // Operations of the next batch use the state after the commit.
         let operation = self.model.operation(step, new_id).unwrap();

@@ -50,6 +50,7 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::LabelRequired { .. }) => Answer::No("label required"),
         Err(Rejection::EmReserved { .. }) => Answer::No("reserved"),
         Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
+        Err(Rejection::PositionTakenOver) => Answer::No("taken over"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::RemovedFromQueue { .. }) => Answer::No("removed"),
         Err(Rejection::NotWaiting(_)) => Answer::No("not waiting"),
@@ -81,12 +82,22 @@ impl Model {
             self.leave(number);
             return Answer::Granted(id, None);
         }
-        if number.is_some_and(|number| !self.waiting[number].in_line) {
+        let kept = self.kept(ask);
+        if kept.is_some_and(|kept| self.waiting[kept].body() != ask.body()) {
+            return Answer::No("request id");
+        }
+        if number.is_some() && kept.is_some_and(|kept| self.waiting[kept].claim != ask.claim) {
+            return Answer::No("taken over");
+        }
+        if number.is_some_and(|number| !self.waiting[number].is_queued) {
             return Answer::No(if self.removed.contains(&ask.id) { "removed" } else { "place" });
         }
+        let taken_over = kept.filter(|_| number.is_none()).map(|kept| &self.waiting[kept]);
+        let renamed = taken_over.map(|w| ModelWaiting { id: w.id, since: w.since, ..ask.clone() });
+        let (ask, number) = (renamed.as_ref().unwrap_or(ask), number.or(kept));
         let ahead = number.unwrap_or(self.waiting.len());
         let Some(rooms) = self.rooms(ask, ahead) else { return Answer::No("em") };
-        if let Some(reason) = self.turned_away(ask, may_wait) {
+        if let Some(reason) = self.rejection(ask, may_wait) {
             return Answer::No(reason);
         }
         let is_drained = self.drained.contains_key(&ask.em);
@@ -99,10 +110,11 @@ impl Model {
         }
         let available = short.unwrap_or(0);
         if !may_wait || rooms.iter().any(Room::never_fits) {
-            self.leave(number);
+            // A repeat that may not wait leaves the earlier call in the queue.
+            self.leave(number.filter(|_| may_wait));
             return Answer::Refused { available };
         }
-        let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
+        let others = || self.waiting[..ahead].iter().filter(|w| w.is_queued);
         let is_first = |place: &Place| !others().any(|w| w.at.get(place) == Some(&true));
         let mut at: Vec<(Place, bool)> = rooms.iter().map(|room| (room.place, room.short().is_some())).collect();
         if short.is_none() {
@@ -112,12 +124,12 @@ impl Model {
         let short = || at.iter().filter(|(_, is_short)| *is_short).map(|(place, _)| *place);
         let keeps_all = short().any(|place| is_first(&place)) && !short().all(Place::is_private);
         let at = at.iter().filter(|(_, is_short)| *is_short || keeps_all).copied().collect();
-        let standing = ModelWaiting { in_line: true, at, ..ask.clone() };
+        let queued = ModelWaiting { is_queued: true, at, ..ask.clone() };
         match number {
-            Some(number) => self.waiting[number] = standing,
+            Some(number) => self.waiting[number] = queued,
             None => {
                 self.entered.insert(ask.id);
-                self.waiting.push(ModelWaiting { since: self.now, ..standing });
+                self.waiting.push(ModelWaiting { since: self.now, ..queued });
             }
         }
         Answer::Waiting { available: if is_drained { 0 } else { available } }
@@ -128,9 +140,9 @@ impl Model {
         let is_settled = |number: &usize| {
             let w = &self.waiting[*number];
             let mut later = self.clone();
-            w.in_line
+            w.is_queued
                 && matches!(later.request(w, Some(*number), true), Answer::Waiting { .. })
-                && later.waiting[*number].stands() == w.stands()
+                && later.waiting[*number].wait_keys() == w.wait_keys()
         };
         (0..self.waiting.len()).filter(is_settled).collect()
     }
@@ -138,12 +150,12 @@ impl Model {
     pub(super) fn is_servable(&self, number: usize) -> bool {
         let w = &self.waiting[number];
         let fits = || self.rooms(w, number).is_some_and(|rooms| rooms.iter().all(|room| room.short().is_none()));
-        w.in_line && self.turned_away(w, false).is_none() && fits()
+        w.is_queued && self.rejection(w, false).is_none() && fits()
     }
 
     pub(super) fn leave(&mut self, number: Option<usize>) {
         if let Some(number) = number {
-            self.waiting[number].in_line = false;
+            self.waiting[number].is_queued = false;
         }
     }
 
@@ -231,10 +243,11 @@ impl Model {
                 let before = self.waiting[number].clone();
                 self.request(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(number), true)
             }
+            Step::Repeat { ago, wait } => self.request(&self.repeated(ago, new_id), None, wait),
             Step::Remove { ago } => {
                 let Some(number) = self.waiter(ago) else { return Answer::No("not waiting") };
                 let id = self.waiting[number].id;
-                if self.waiting[number].in_line && !self.entered.contains(&id) {
+                if self.waiting[number].is_queued && !self.entered.contains(&id) {
                     self.leave(Some(number));
                     self.removed.insert(id);
                 }

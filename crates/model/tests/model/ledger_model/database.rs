@@ -15,7 +15,7 @@ use rm_model::{
     ledger::{Deltas, HistoryLine, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::Limits,
     name::{Labels, Name},
-    operation::{RequestKey, RequestRecord},
+    operation::{KeptPosition, RequestId, RequestKey, RequestRecord},
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
     report::{LastSignOfLife, ReportNumber},
     resource::{Dimension, Resource},
@@ -88,8 +88,16 @@ impl StoredCluster {
     }
 }
 
-/// Returns the row of a waiting request; a removal uses nothing of it but the history line.
-fn waiting(position: QueuePosition, resource: &Resource) -> (Uuid, WaitingRequest) {
+/// The stored entries of a waiting request.
+pub(super) struct StoredWaiting {
+    pub(super) resource: Resource,
+    pub(super) wait_keys: WaitKeys,
+    pub(super) claim: Uuid,
+    pub(super) request_id: Option<(RequestKey, RequestId)>,
+}
+
+/// Returns the row of a waiting request; a removal uses nothing of it but the claim and the history line.
+fn waiting((position, stored): (&QueuePosition, &StoredWaiting)) -> (Uuid, WaitingRequest) {
     let waiting = WaitingRequest {
         ticket_id: position.ticket_id(),
         waiting_since: position.since(),
@@ -98,11 +106,11 @@ fn waiting(position: QueuePosition, resource: &Resource) -> (Uuid, WaitingReques
         engine_type: String::new(),
         em: instance(0),
         any_em: false,
-        resource: resource.clone(),
+        resource: stored.resource.clone(),
         labels: Labels::default(),
         caps: Vec::new(),
         wait_until: position.since(),
-        claim: Some(Uuid::nil()),
+        claim: Some(stored.claim),
         kept_until: None,
         ahead: BTreeMap::new(),
     };
@@ -119,7 +127,7 @@ pub(super) struct Tables {
     pub(super) request_ids: HashMap<RequestKey, RequestRecord>,
     pub(super) limits: Arc<Limits>,
     pub(super) scopes: HashMap<ScopeCounter, ScopeHoldings>,
-    pub(super) waiting: HashMap<QueuePosition, (Resource, WaitKeys)>,
+    pub(super) waiting: HashMap<QueuePosition, StoredWaiting>,
     /// Reasons of the removals.
     pub(super) removed: HashMap<Uuid, Name>,
     pub(super) reports: HashMap<EmInstance, ReportNumber>,
@@ -146,23 +154,29 @@ impl Tables {
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
             line: self.line(),
-            waiting: self.waiting.iter().map(|(position, (resource, _))| waiting(*position, resource)).collect(),
-            kept: HashMap::new(),
+            waiting: self.waiting.iter().map(waiting).collect(),
+            kept: self.kept(),
             waiting_counts: HashMap::new(),
             removed: self.removed.clone(),
             clusters: self.cluster.read(),
         }
     }
 
+    fn kept(&self) -> HashMap<RequestKey, KeptPosition> {
+        let kept = |(position, stored): (&QueuePosition, &StoredWaiting)| {
+            let (key, request_id) = stored.request_id.clone()?;
+            let (position, claim) = (*position, Some(stored.claim));
+            Some((key, KeptPosition { body_hash: request_id.body_hash, claim, position }))
+        };
+        self.waiting.iter().filter_map(kept).collect()
+    }
+
     pub(super) fn line(&self) -> WaitQueueView {
         let mut line = WaitQueues::default();
-        for (position, (resource, wait_keys)) in &self.waiting {
-            for (wait_key, is_short) in wait_keys {
-                line.insert(
-                    wait_key.clone(),
-                    *position,
-                    QueueEntry { resource: resource.clone(), is_short: *is_short },
-                );
+        for (position, stored) in &self.waiting {
+            for (wait_key, is_short) in &stored.wait_keys {
+                let entry = QueueEntry { resource: stored.resource.clone(), is_short: *is_short };
+                line.insert(wait_key.clone(), *position, entry);
             }
         }
         WaitQueueView { line, wait_keys: None }
@@ -299,15 +313,21 @@ impl Tables {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
         for left in deltas.left_line {
-            assert!(self.waiting.keys().any(|position| position.ticket_id() == left.ticket_id), "deleted rows exist");
+            let owners = self.waiting.iter().map(|(position, stored)| (position.ticket_id(), Some(stored.claim)));
+            assert!(owners.into_iter().any(|owner| owner == (left.ticket_id, left.claim)), "deleted rows exist");
             self.leave(left.ticket_id);
         }
         for new in deltas.waiting {
-            let before = self.waiting.insert(new.position, (new.request.ask.resource.clone(), new.wait_keys));
-            assert_eq!(before, None, "inserted rows are new");
+            let (ask, wait_keys) = (&new.request.ask, new.wait_keys);
+            let (resource, claim) = (ask.resource.clone(), new.request.claim().expect("the request waits"));
+            let request_id = ask.request_key().zip(ask.request_id.clone());
+            let stored = StoredWaiting { resource, wait_keys, claim, request_id };
+            assert!(self.waiting.insert(new.position, stored).is_none(), "inserted rows are new");
         }
         for moved in deltas.moved {
-            self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.wait_keys;
+            let stored = self.waiting.get_mut(&moved.position).expect("updated rows exist");
+            assert_eq!(Some(stored.claim), moved.claim, "the call owns the row");
+            stored.wait_keys = moved.wait_keys;
         }
         for delta in deltas.clusters {
             assert_eq!(
@@ -360,14 +380,11 @@ impl Tables {
         let held = self.scopes.iter().filter(|(_, usage)| !usage.is_nothing());
         assert_eq!(held.map(|(at, usage)| (at.clone(), usage.clone())).collect::<BTreeMap<_, _>>(), counted(model));
         assert_eq!(self.tickets.len(), alive);
-        let in_line = model.waiting.iter().filter(|w| w.in_line);
-        let mut stands = 0;
-        for w in in_line {
-            let wait_keys = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].1;
-            assert_eq!(*wait_keys, w.stands());
-            stands += 1;
+        for w in model.waiting.iter().filter(|w| w.is_queued) {
+            let wait_keys = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].wait_keys;
+            assert_eq!(*wait_keys, w.wait_keys());
         }
-        assert_eq!(self.waiting.len(), stands);
+        assert_eq!(self.waiting.len(), model.waiting.iter().filter(|w| w.is_queued).count());
         assert_eq!(self.ended.len(), model.tickets.len() - alive);
         self.cluster.check(model);
     }

@@ -146,7 +146,11 @@ impl Place {
 pub(super) struct ModelWaiting {
     pub(super) id: Uuid,
     pub(super) since: u64,
+    /// The call that owns the position.
+    pub(super) claim: Uuid,
     pub(super) em: usize,
+    /// EM of the request's body; the request can wait at another.
+    pub(super) named_em: usize,
     pub(super) who: Who,
     pub(super) requires: Option<Required>,
     pub(super) amount: i64,
@@ -154,7 +158,7 @@ pub(super) struct ModelWaiting {
     pub(super) request_id: Option<u8>,
     /// The use of its user.
     pub(super) cap: Option<i64>,
-    pub(super) in_line: bool,
+    pub(super) is_queued: bool,
     /// Wait keys, with whether the request is short there.
     pub(super) at: BTreeMap<Place, bool>,
 }
@@ -164,11 +168,11 @@ pub(super) type ModelBody = (usize, Who, Option<Required>, i64, u64, Option<i64>
 
 impl ModelWaiting {
     pub(super) fn body(&self) -> ModelBody {
-        (self.em, self.who, self.requires, self.amount, self.ttl, self.cap)
+        (self.named_em, self.who, self.requires, self.amount, self.ttl, self.cap)
     }
 
     /// Wait keys, with whether the request is short there.
-    pub(super) fn stands(&self) -> WaitKeys {
+    pub(super) fn wait_keys(&self) -> WaitKeys {
         self.at.iter().map(|(place, is_short)| (place.wait_key(), *is_short)).collect()
     }
 }
@@ -327,7 +331,7 @@ impl Model {
     pub(super) fn rooms(&self, ask: &ModelWaiting, ahead: usize) -> Option<Vec<Room>> {
         let em = self.ems.get(&ask.em)?;
         let kept = |place: Place, what: What| {
-            let before = self.waiting[..ahead].iter().filter(|w| w.in_line && w.at.contains_key(&place));
+            let before = self.waiting[..ahead].iter().filter(|w| w.is_queued && w.at.contains_key(&place));
             before.map(|w| what.held(w.amount)).sum::<i64>()
         };
         let on_em = Place::Em(ask.em);
@@ -342,7 +346,7 @@ impl Model {
     }
 
     /// Returns the rejection of a request by its EM. A request that may wait waits for the end of a drain.
-    pub(super) fn turned_away(&self, ask: &ModelWaiting, may_wait: bool) -> Option<&'static str> {
+    pub(super) fn rejection(&self, ask: &ModelWaiting, may_wait: bool) -> Option<&'static str> {
         let em = self.ems.get(&ask.em)?;
         let is_first_tenant = ask.who.tenant == Some(0);
         let lacks = match ask.requires {
@@ -358,6 +362,13 @@ impl Model {
             (ask.cap.is_some() && self.limits.is_empty(), "cap"),
         ];
         reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, reason)| reason)
+    }
+
+    /// Returns the number of the waiting request with the user and request id of `ask`.
+    pub(super) fn kept(&self, ask: &ModelWaiting) -> Option<usize> {
+        ask.request_id?;
+        let is_same = |w: &ModelWaiting| (w.who.user, w.request_id) == (ask.who.user, ask.request_id);
+        self.waiting.iter().position(|w| w.is_queued && is_same(w))
     }
 
     /// Returns the number of the request that entered the queue this many requests ago.

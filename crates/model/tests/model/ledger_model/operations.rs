@@ -45,6 +45,14 @@ impl Model {
         ModelTicket { id, em, who, held: used, used: true, adopted, since, application, ..NEW }
     }
 
+    /// Returns the repeat of a waiting request by a new call.
+    pub(super) fn repeated(&self, ago: usize, new_id: Uuid) -> ModelWaiting {
+        let with_id = self.waiting.iter().rev().filter(|w| w.is_queued && w.request_id.is_some());
+        let waiting = with_id.clone().nth(ago % with_id.count().max(1)).cloned().unwrap_or_else(unknown);
+        let (em, is_queued, at) = (waiting.named_em, false, BTreeMap::new());
+        ModelWaiting { id: new_id, claim: new_id, em, is_queued, at, ..waiting }
+    }
+
     /// Returns the epoch of a call.
     pub(super) fn epoch(&self, em: usize, said: Said) -> Option<i64> {
         let current = self.epochs.get(&em).copied().unwrap_or(2);
@@ -83,15 +91,11 @@ impl Model {
             }
             Step::Request { wait, .. } => operation(&asked(step, new_id), wait.then_some(None)),
             Step::Retry { ago, em } => {
-                // A request that is not queued serves as an unknown one.
-                let who = NEW.who;
-                let (em_of_none, requires, request_id, wait, cap) = (0, None, None, true, None);
-                let request = Step::Request { em: em_of_none, who, requires, amount: 1, ttl: 1, request_id, wait, cap };
-                let nobody = || asked(&request, Uuid::nil());
-                let before = self.waiter(ago).map_or_else(nobody, |number| self.waiting[number].clone());
+                let before = self.waiter(ago).map_or_else(unknown, |number| self.waiting[number].clone());
                 let position = QueuePosition::new(0, time_of(before.since), before.id);
                 operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
             }
+            Step::Repeat { ago, wait } => operation(&self.repeated(ago, new_id), wait.then_some(None)),
             Step::Adopt { .. } => {
                 let ticket = self.adopted(step, new_id);
                 Operation::Adopt(AdoptTicket {
@@ -187,8 +191,15 @@ fn labels(tenant_number: Option<usize>, zone: bool) -> Labels {
 /// Returns the request of a step with a request id.
 pub(super) fn asked(step: &Step, id: Uuid) -> ModelWaiting {
     let Step::Request { em, who, requires, amount, ttl, request_id, cap, .. } = *step else { unreachable!("{step:?}") };
-    let (since, in_line, at) = (0, false, BTreeMap::new());
-    ModelWaiting { id, since, em, who, requires, amount, ttl, request_id, cap, in_line, at }
+    let (since, is_queued, at) = (0, false, BTreeMap::new());
+    let (claim, named_em) = (id, em);
+    ModelWaiting { id, since, claim, em, named_em, who, requires, amount, ttl, request_id, cap, is_queued, at }
+}
+
+/// A request that does not wait.
+fn unknown() -> ModelWaiting {
+    let (em, who, requires, request_id, wait, cap) = (0, NEW.who, None, None, true, None);
+    asked(&Step::Request { em, who, requires, amount: 1, ttl: 1, request_id, wait, cap }, Uuid::nil())
 }
 
 /// Returns a request; `position` is its queue position, if it is queued.
@@ -219,7 +230,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             may_wait: position.is_some(),
         }),
         wait: position.map(|position| WaitParameters {
-            claim: Uuid::nil(),
+            claim: ask.claim,
             instance_id: Uuid::nil(),
             remaining,
             any_em: true,

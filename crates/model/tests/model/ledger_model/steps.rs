@@ -57,6 +57,11 @@ pub(super) enum Step {
         application: Option<usize>,
         again: Option<usize>,
     },
+    /// Another call with the body and the request id of a waiting request.
+    Repeat {
+        ago: usize,
+        wait: bool,
+    },
     Inited {
         ago: usize,
         used: Option<i64>,
@@ -147,6 +152,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
         9 => request(),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
+        3 => (0..6usize, any::<bool>()).prop_map(|(ago, wait)| Step::Repeat { ago, wait }),
         3 => (em.clone(), who(), 1..6i64, application(), prop::option::weighted(0.4, ago.clone()))
             .prop_map(|(em, who, used, application, again)| Step::Adopt { em, who, used, application, again }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
