@@ -56,10 +56,14 @@ impl Amounts {
         use Dimension as D;
         let of = |dimension: D| self.0.get(&dimension).copied().unwrap_or(0);
         let has = |dimensions: &[D]| dimensions.iter().any(|dimension| self.0.contains_key(dimension));
-        let (yarn, kubernetes) = (
-            has(&[D::QueueMemory, D::QueueCores, D::QueueInstances]),
-            has(&[D::KubernetesMemory, D::KubernetesMillicores]),
-        );
+        let of_em = [D::Memory, D::Cores, D::Instances];
+        let of_yarn = [D::QueueMemory, D::QueueCores, D::QueueInstances];
+        let of_kubernetes = [D::KubernetesMemory, D::KubernetesMillicores];
+        let (yarn, kubernetes) = (has(&of_yarn), has(&of_kubernetes));
+        // A dimension of none of these is refused, unless all are custom.
+        let is_placed = self.0.keys().all(|dimension| {
+            [&of_em[..], &of_yarn, &of_kubernetes].iter().any(|dimensions| dimensions.contains(dimension))
+        });
         let custom: BTreeMap<String, i64> = self
             .0
             .iter()
@@ -74,7 +78,7 @@ impl Amounts {
                 || CommandFailure::Usage("--queue: is required for amounts of a queue or a namespace".to_owned());
             queue.map(Into::into).ok_or_else(missing)
         };
-        let parts = match (yarn, kubernetes, custom.is_empty() && !has(&[D::Waiting])) {
+        let parts = match (yarn, kubernetes, is_placed) {
             (false, false, true) => ResourceParts::LoadInstance(driver),
             (true, false, true) => {
                 let yarn = YarnAmounts {

@@ -324,3 +324,27 @@ async fn grant_in_doubt_is_retryable_only_with_id() {
         .await;
     }
 }
+
+/// The commit of a waiting request breaks, and the database stays away until the caller has the reply that the result is unknown.
+/// The position is kept for the repeated call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interrupted_commit_of_waiting_request_keeps_position() {
+    let Served { database, direct, proxy, rm } = Served::start("waiting").await;
+    let all = request(&em("host1"), "hadoop", load(1000, 1000, 1000));
+    let grant = direct.client.request_resource(&all).await.granted();
+    let waits = ResourceRequest { request_id: Some("r1".into()), wait_timeout: LONG, ..all };
+    let client = rm.client.clone();
+    let call = tokio::spawn(async move { client.request_resource(&waits).await });
+    let rows = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("the request waits", LONG, async || database.count(rows).await == 1).await;
+    proxy.cut_commits(Cut::BeforeCommit, 1);
+    proxy.close();
+    direct.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    eventually("the commit is cut", LONG, async || proxy.cuts_left() == 0).await;
+    direct.stop().await;
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"));
+    proxy.open();
+    let kept = format!("{rows} WHERE kept_until IS NOT NULL");
+    eventually("the position is kept", LONG, async || database.count(&kept).await == 1).await;
+}

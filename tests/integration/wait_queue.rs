@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::{harness::*, proxy::FaultPlan};
 
+mod dead_instances;
 mod outages;
 mod positions;
 mod removal;

@@ -101,6 +101,7 @@ struct Em {
     epoch: i64,
     sequence: i64,
     registered: bool,
+    is_unhealthy: bool,
 }
 
 impl Em {
@@ -136,6 +137,9 @@ pub struct Generator {
 }
 
 const USERS: u64 = 10;
+
+/// Number of the health in reports.
+const UNHEALTHY: u64 = 3;
 
 impl Generator {
     pub fn new(chapter: &'static str) -> Self {
@@ -263,12 +267,32 @@ impl Generator {
     /// Returns the next step.
     pub fn next(&mut self) -> Action {
         let mut action = self.step();
+        // Requests that are woken together are granted in any order.
+        if self.open.len() > 1 && self.wakes_several(&action) {
+            self.next.push_front(action);
+            let (call, _) = self.open.pop_last().expect("two calls wait");
+            return Action::Cancel(call);
+        }
         if self.chapter == "roles"
             && let Action::Call(wanted) = &mut action
         {
             wanted.token = self.token_for(wanted);
         }
         action
+    }
+
+    /// Whether a step can wake requests that wait for different keys.
+    fn wakes_several(&self, action: &Action) -> bool {
+        match action {
+            Action::Call(wanted) => match wanted.method {
+                "Resume" | "ReleaseHold" | "Register" | "SetLimit" | "DeleteLimit" | "ReplaceLimits" | "SetPolicy"
+                | "DeletePolicy" => true,
+                "Heartbeat" => self.ems.iter().any(|em| em.is_unhealthy && wanted.body["em"] == em.json()),
+                _ => false,
+            },
+            Action::Change(name, _) => matches!(*name, "expire_hold" | "cluster_shows"),
+            _ => false,
+        }
     }
 
     fn step(&mut self) -> Action {
@@ -322,7 +346,7 @@ impl Generator {
         let reports = if self.chapter == "reports" { 14 } else { 4 };
         if roll < operators + reads + malformed + reports {
             let index = self.random(10) as usize;
-            let health = if self.random(12) == 0 { 3 } else { 1 + self.random(2) };
+            let health = if self.random(12) == 0 { UNHEALTHY } else { 1 + self.random(2) };
             return Action::Call(self.heartbeat(index, health));
         }
         if self.random(150) < full {
@@ -345,6 +369,11 @@ impl Generator {
                 let epoch = output["em"]["epoch"].as_i64().unwrap_or_default();
                 if let Some(em) = self.ems.iter_mut().find(|em| em.json() == body["em"]) {
                     (em.epoch, em.registered) = (epoch, true);
+                }
+            }
+            "Heartbeat" => {
+                if let Some(em) = self.ems.iter_mut().find(|em| em.json() == body["em"]) {
+                    em.is_unhealthy = body["health"] == UNHEALTHY;
                 }
             }
             "RequestResource" if !wanted.is_dry() => {
@@ -423,6 +452,14 @@ impl Generator {
 
 impl Em {
     fn at(kind: &'static str, index: i64) -> Self {
-        Self { kind, host: format!("em{index}:9102"), index, epoch: 0, sequence: 0, registered: false }
+        Self {
+            kind,
+            host: format!("em{index}:9102"),
+            index,
+            epoch: 0,
+            sequence: 0,
+            registered: false,
+            is_unhealthy: false,
+        }
     }
 }

@@ -218,12 +218,15 @@ impl RequestCall<'_> {
         // Boxed: most calls do not wait and need no space for this future.
         let answer = traces::within("line", Box::pin(self.run_in_queue(request, action))).await;
         if let Some(queued) = &mut self.queued {
-            queued.record_result(match &answer {
-                Ok((Outcome::Refused(_), _)) => "timed_out",
-                Ok(_) => "granted",
-                Err(Error::Rejected(rejection)) if rejection.is_end_of_waiting() => "removed",
-                Err(_) => "failed",
-            });
+            let (result, may_return) = match &answer {
+                Ok((Outcome::Refused(_), _)) => ("timed_out", false),
+                Ok(_) => ("granted", false),
+                Err(Error::Rejected(rejection)) if rejection.is_end_of_waiting() => ("removed", false),
+                Err(Error::Rejected(_)) => ("failed", false),
+                // The caller repeats the call.
+                Err(_) => ("failed", true),
+            };
+            queued.record_result(result, may_return);
         }
         answer
     }

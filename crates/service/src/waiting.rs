@@ -38,7 +38,7 @@ use rm_model::{
 use rm_store::{
     Store,
     session::{Session, answered_within, within_timeout},
-    waiting::{self, Departure, key_hash},
+    waiting::{self, Departure, ListenerProcess, key_hash},
 };
 use rm_telemetry::metrics::{GaugeGuard, Metrics};
 
@@ -100,7 +100,7 @@ pub struct LocalWaitQueue {
     places: Arc<FairSemaphore>,
     /// Renews the instance's row on its own connection, so that a shortage of connections does not cost any queue entry.
     alive: SingleFlight,
-    signs: Arc<tokio::sync::Mutex<Session>>,
+    signs: Arc<tokio::sync::Mutex<SignsOfLife>>,
     /// Whether no request waited at the last turn of [`renew`]. The row is not renewed then, and no sign of an outage.
     is_idle: Arc<AtomicBool>,
 }
@@ -121,7 +121,8 @@ impl LocalWaitQueue {
             reason = "one for each call that ends, and calls are bounded; a drop cannot wait"
         )]
         let (leaving, left) = mpsc::unbounded_channel();
-        let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
+        let signs = SignsOfLife { session: store.session(), listener: None };
+        let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(signs)));
         let (index, places) = (Arc::default(), FairSemaphore::of(most));
         let is_idle = Arc::new(AtomicBool::new(true));
         (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs, is_idle }, left)
@@ -226,6 +227,7 @@ impl LocalWaitQueue {
             news_count: 0,
             queued_since: None,
             answered: None,
+            may_return: false,
             _counted: self.metrics.line.caller(),
             _place: place,
         })
@@ -248,7 +250,12 @@ impl LocalWaitQueue {
     /// Connects before the first request waits, which may have a short deadline.
     async fn connect(&self) {
         // The first renewal connects if the database does not reply now.
-        let _ = self.signs.lock().await.get().await;
+        let _ = self.signs.lock().await.session.get().await;
+    }
+
+    /// Sets the process of the connection on which the instance listens, for the next renewal.
+    async fn set_listener(&self, listener: Option<ListenerProcess>) {
+        self.signs.lock().await.listener = listener;
     }
 
     /// Locks the index. The index stays consistent if a holder panics.
@@ -282,22 +289,31 @@ fn freed_capacity(keys: &FreedKeys) -> FreedCapacity {
     freed
 }
 
+/// What the renewals of the instance's row need.
+#[derive(Debug)]
+struct SignsOfLife {
+    session: Session,
+    /// Process of the connection on which the instance listens, while it does.
+    listener: Option<ListenerProcess>,
+}
+
 /// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
 async fn renew_instance(
-    signs: Arc<tokio::sync::Mutex<Session>>,
+    signs: Arc<tokio::sync::Mutex<SignsOfLife>>,
     instance_id: Uuid,
     was_idle: bool,
 ) -> Result<(), Error> {
-    let mut session = signs.lock().await;
+    let mut signs = signs.lock().await;
+    let SignsOfLife { session, listener } = &mut *signs;
     if session.is_open() {
-        let said = async { waiting::keep_alive(session.get().await?, instance_id, was_idle).await };
+        let said = async { waiting::keep_alive(session.get().await?, instance_id, *listener, was_idle).await };
         match answered_within(IDLE_TIMEOUT, said).await {
             Ok(()) => return Ok(()),
             Err(_) => session.reset(),
         }
     }
     let said = match session.get().await {
-        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id, was_idle)).await,
+        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id, *listener, was_idle)).await,
         Err(error) => Err(error),
     };
     if said.is_err() {
@@ -370,6 +386,8 @@ pub struct WaitHandle {
     /// Time of the first queue entry.
     queued_since: Option<Instant>,
     answered: Option<&'static str>,
+    /// Whether the call failed, and its caller may repeat it.
+    may_return: bool,
     /// Gauge of waiting requests.
     _counted: GaugeGuard,
     _place: FairPermit,
@@ -517,9 +535,9 @@ impl WaitHandle {
         }
     }
 
-    /// Records the result for the metrics. A request without a result counts as cancelled.
-    pub fn record_result(&mut self, outcome: &'static str) {
-        self.answered = Some(outcome);
+    /// Records the result for the metrics, and whether the caller may repeat the call. A request without a result counts as cancelled.
+    pub fn record_result(&mut self, outcome: &'static str, may_return: bool) {
+        (self.answered, self.may_return) = (Some(outcome), may_return);
     }
 
     /// Records that the ledger has deleted the queue entry, or found none. If the request enters the queue again, it does so under
@@ -540,7 +558,7 @@ impl Drop for WaitHandle {
         self.in_index(Waiters::remove);
         if self.in_doubt {
             let is_lost = self.answered.is_none() && self.connection.is_closed();
-            let is_absent = is_lost || self.line.stopping.is_cancelled();
+            let is_absent = is_lost || self.may_return || self.line.stopping.is_cancelled();
             // The receiver ends only at shutdown; other instances then end the call.
             let _ = self.line.leaving.send(Departure { claim: self.sleeper.wake.claim, is_absent });
         }

@@ -7,7 +7,7 @@
 //! Callers: `rm_service::waiting` and the committer.
 //!
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
-//! pages for operators.
+//! pages for operators; `liveness`: rows of instances with waiters.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -37,6 +37,7 @@ use super::{
 mod freed;
 mod json;
 mod list;
+mod liveness;
 
 use json::{caps_json, parse_wait_key, wait_key_hash, wait_key_json};
 
@@ -44,6 +45,7 @@ pub(super) use json::parse_position;
 
 pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
 pub use list::{WaitingFilter, list};
+pub use liveness::{ListenerProcess, end_dead_instances, is_any_dead, keep_alive, listener_process};
 
 const TABLE: TableName = TableName("linkis_resource_waiting");
 
@@ -229,13 +231,13 @@ fn scope_number(scope: &Scope) -> i64 {
     key_hash(&WaitKey::Scope(scope.clone())).0.cast_signed()
 }
 
-/// Returns the number of waiting requests in each of `scopes` that entered the queue while a limit counted them there. The caller
-/// has locked the counters of the scopes, so that no other request enters there meanwhile.
+/// Returns the number of waiting requests in each of `scopes` that entered the queue while a limit counted them there. A position
+/// counts until it is swept, because until then a repeated request takes it over. The caller has locked the counters of the scopes,
+/// so that no other request enters there meanwhile.
 pub async fn counts(executor: impl PgExecutor<'_>, scopes: BTreeSet<Scope>) -> Result<HashMap<Scope, i64>, StoreError> {
     let counts: Vec<i64> = sqlx::query_scalar(
         "-- waiting::counts
-        SELECT (SELECT count(*) FROM linkis_resource_waiting w
-            WHERE w.waiting_scopes @> ARRAY[d.scope] AND coalesce(w.kept_until, w.wait_until) > clock_timestamp())
+        SELECT (SELECT count(*) FROM linkis_resource_waiting w WHERE w.waiting_scopes @> ARRAY[d.scope])
         FROM unnest($1::bigint[]) WITH ORDINALITY AS d (scope, number) ORDER BY d.number",
     )
     .bind(scopes.iter().map(scope_number).collect::<Vec<_>>())
@@ -468,44 +470,4 @@ async fn remove_entries(connection: &mut PgConnection, gone: Vec<Uuid>) -> Resul
         freed.add(parse_wait_key(wait_key)?, 1);
     }
     Ok(RemovedRequests { requests: gone.len() as u64, wait_keys: freed })
-}
-
-/// Returns whether an instance has been dead for `OVERDUE` and may have left entries. False while `instance_id` itself
-/// is late, unless it was idle.
-pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid, was_idle: bool) -> Result<bool, StoreError> {
-    Ok(sqlx::query_scalar(
-        "-- waiting::is_any_dead
-        SELECT EXISTS (SELECT FROM linkis_rm_instance
-                WHERE alive_until < clock_timestamp() - make_interval(secs => $2) AND instance_id <> $1)
-            AND ($3 OR NOT EXISTS (SELECT FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp()))",
-    )
-    .bind(instance_id)
-    .bind(OVERDUE.as_secs_f64())
-    .bind(was_idle)
-    .fetch_one(executor)
-    .await?)
-}
-
-/// Renews the liveness row of an instance. A late renewal means that the database was unavailable, unless the instance was
-/// idle: no request waited there, and none was due. The renewal then also extends the instances that were alive at the
-/// previous renewal, so that their waiters keep their positions.
-pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid, was_idle: bool) -> Result<(), StoreError> {
-    sqlx::query(
-        "-- waiting::keep_alive
-        WITH late AS (
-            SELECT alive_until FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp() AND NOT $4),
-        others AS (
-            UPDATE linkis_rm_instance i SET alive_until = clock_timestamp() + make_interval(secs => $2)
-            FROM late WHERE i.instance_id <> $1 AND i.alive_until >= late.alive_until - make_interval(secs => $3))
-        INSERT INTO linkis_rm_instance (instance_id, alive_until)
-        VALUES ($1, clock_timestamp() + make_interval(secs => $2))
-        ON CONFLICT (instance_id) DO UPDATE SET alive_until = excluded.alive_until",
-    )
-    .bind(instance_id)
-    .bind(ALIVE.as_secs_f64())
-    .bind(RENEWAL.as_secs_f64())
-    .bind(was_idle)
-    .execute(executor)
-    .await?;
-    Ok(())
 }

@@ -31,7 +31,7 @@ pub(super) const SURVEY: &str = "em_report::survey";
 pub(super) const USER_SUMS: [&str; 4] =
     ["user_sum::tickets", "user_sum::changes", "user_sum::stored", "user_sum::write"];
 
-/// Background statements: they scan all EMs, a page of all scopes or tickets, all tickets of some EMs, or the changes since, and
+/// Background statements, and counts of calls up to a bound: they scan all EMs, a page of all scopes or tickets, all tickets of some EMs, or the changes since, and
 /// read as many pages.
 const BESIDE: [&str; 12] = [
     SUMS,

@@ -182,6 +182,9 @@ impl<E> QueuedRequest<E> {
             (Stage::SurveyingToLook(wake), Event::Surveyed(Ok(()))) => self.check_candidate(wake, 0, shared),
             (Stage::SurveyingToLook(_), Event::Surveyed(Err(Failure::Transient(_)))) => self.pause(),
             (Stage::SurveyingToMove(reason), Event::Surveyed(Ok(()))) => self.move_entry(reason, shared),
+            (Stage::SurveyingToMove(_), Event::Surveyed(Err(Failure::Transient(error)))) if shared.has_entry() => {
+                self.pause_to_commit(error)
+            }
             (Stage::SurveyingToLook(_) | Stage::SurveyingToMove(_), Event::Surveyed(Err(failure))) => fail(failure),
             (Stage::CheckingHome(wake), Event::Checked(result)) => self.checked_home(wake, result, shared),
             (Stage::CheckingCandidate { wake, em, checked }, Event::Checked(result)) => match result {
@@ -312,10 +315,7 @@ impl<E> QueuedRequest<E> {
                 _ => self.leave(LeaveReason::Rejected(rejection), shared),
             },
             // A queued request survives a short outage.
-            Err(Failure::Transient(error)) if has_entry => {
-                self.stage = QueueStage::PausingToCommit(error);
-                Action::Pause
-            }
+            Err(Failure::Transient(error)) if has_entry => self.pause_to_commit(error),
             Err(failure) => fail(failure),
         }
     }
@@ -583,6 +583,11 @@ impl<E> QueuedRequest<E> {
 
     fn pause(&mut self) -> Action<E> {
         self.stage = QueueStage::Pausing;
+        Action::Pause
+    }
+
+    fn pause_to_commit(&mut self, error: E) -> Action<E> {
+        self.stage = QueueStage::PausingToCommit(error);
         Action::Pause
     }
 

@@ -3,8 +3,8 @@
 //! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`renew`] renews the
 //! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
 //!
-//! Never: deletes entries of an instance that lives before their deadlines. All instances first have time to renew after an
-//! outage.
+//! An instance is dead if its row has expired, or if its connections have ended. Never: deletes entries of an instance that
+//! lives before their deadlines. All instances first have time to renew after an outage.
 //! Caller: the server, which spawns the tasks.
 
 use std::{sync::atomic::Ordering, time::Duration};
@@ -39,6 +39,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Time without notifications after which the listening connection is probed.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
+/// Interval between checks whether other instances have died.
+const DEATHS_CHECKED: Duration = Duration::from_millis(200);
+
 /// Maximum number of requests that one statement removes. The task pauses after a full statement for its duration, so that a
 /// mass cancellation uses at most half of one connection.
 const LEAVE_MAX: usize = 500;
@@ -60,6 +63,8 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
         is_behind: false,
         answers_since: Instant::now(),
     };
+    let mut checks = tokio::time::interval(DEATHS_CHECKED);
+    checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut polls = tokio::time::interval(POLL_INTERVAL);
     polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -70,6 +75,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
                 line.change(Waiters::poll);
                 keeper.poll(&line).await
             }
+            _ = checks.tick(), if line.index().callers > 0 => keeper.check_deaths(&line).await,
         };
         keeper.wake_and_notify(kept);
     }
@@ -141,6 +147,23 @@ impl WaitQueueMaintenance {
         if self.answers_since.elapsed() < GRACE || !(dead || is_round || self.is_behind) {
             return Ok(());
         }
+        self.sweep().await
+    }
+
+    /// Ends the waiting calls of instances that have died since the last check. A check after an outage waits, as a poll does.
+    async fn check_deaths(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
+        if self.answers_since.elapsed() < GRACE {
+            return Ok(());
+        }
+        let session = self.session.get().await?;
+        match within_timeout(waiting::end_dead_instances(session, line.instance_id)).await? {
+            0 => Ok(()),
+            _ => self.sweep().await,
+        }
+    }
+
+    /// Deletes the entries of dead instances, and of requests after their deadlines.
+    async fn sweep(&mut self) -> Result<(), StoreError> {
         self.is_behind = true;
         for _ in 0..SWEEPS_MAX {
             let gone = within_timeout(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
@@ -183,12 +206,15 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
     loop {
         tokio::select! {
             () = line.stopping.cancelled() => return,
-            heard = handle_notification(&line, &admission) => match heard {
-                // The connection is lost; reconnect immediately.
-                Ok(()) => continue,
-                Err(error) if error.is_logged() => {}
-                Err(error) => {
-                    tracing::warn!(error = cause(&error), "cannot listen for freed capacity; polling instead");
+            heard = handle_notification(&line, &admission) => {
+                line.set_listener(None).await;
+                match heard {
+                    // The connection is lost; reconnect immediately.
+                    Ok(()) => continue,
+                    Err(error) if error.is_logged() => {}
+                    Err(error) => {
+                        tracing::warn!(error = cause(&error), "cannot listen for freed capacity; polling instead");
+                    }
                 }
             }
         }
@@ -208,7 +234,9 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
     let mut listener = PgListener::connect_with(&pool).await?;
     // The loop reconnects itself, because the primary may be another host by then.
     listener.eager_reconnect(false);
+    let process = waiting::listener_process(&mut listener).await?;
     listener.listen(waiting::CHANNEL).await?;
+    line.set_listener(Some(process)).await;
     // Notifications before `LISTEN` are lost, so wake the heads of all queues.
     line.change(Waiters::wake_first);
     loop {

@@ -1,0 +1,40 @@
+//! Instances that die: the capacity of their waiting requests, and instances that only seem dead.
+
+use super::*;
+
+/// An instance whose row lasts for an hour is killed: the later request of another instance gets the capacity.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_queue_capacity_of_killed_instance_is_granted_before_its_row_expires() {
+    let (database, rm) = start().await;
+    let killed = Process::start(&["--database-url", &database.url()]);
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let _lost = enqueue(&killed.client, patient(&em1, "lost", cpu(10))).await;
+    let behind = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
+    let known = "SELECT count(*) FROM linkis_rm_instance WHERE server_start IS NOT NULL";
+    eventually("both instances have stored their processes", LONG, async || database.count(known).await == 2).await;
+    killed.kill();
+    database.execute("UPDATE linkis_rm_instance SET alive_until = now() + interval '1 hour'").await;
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    grant_of(behind).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+/// PostgreSQL ends the listening connection of a living instance: its request stays first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_queue_position_outlives_listener_of_its_instance() {
+    let (database, first, second) = two().await;
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
+    let one = enqueue(&first.client, patient(&em1, "one", cpu(10))).await;
+    let of_first = "SELECT coalesce(max(listener_pid), 0)::bigint FROM linkis_rm_instance";
+    eventually("the process is stored", LONG, async || database.count(of_first).await > 0).await;
+    let _two = enqueue(&second.client, patient(&em1, "two", cpu(10))).await;
+    let queue = first.client.waiting().await.unwrap();
+    for _ in 0..5 {
+        let before = database.count(of_first).await;
+        database.execute(&format!("SELECT pg_terminate_backend({before})")).await;
+        eventually("the instances listen again", LONG, async || database.count(of_first).await != before).await;
+        assert_eq!(second.client.waiting().await.unwrap(), queue);
+    }
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    grant_of(one).await;
+}
