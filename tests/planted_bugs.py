@@ -21,6 +21,7 @@ TIMEOUT_SECONDS = 600
 # The targets whose tests find bugs, the fastest first: options of Cargo, and folders.
 TARGETS = {
     "model's unit tests": (["--package=rm-model", "--lib"], "crates/model/src"),
+    "engine's unit tests": (["--package=rm-engine", "--lib"], "crates/engine/src"),
     "model": (["--test=model"], "crates/model/tests/model"),
     "sim": (["--test=sim"], "crates/engine/tests/sim"),
     "store": (["--test=store"], "crates/store/tests/store"),

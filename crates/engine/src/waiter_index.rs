@@ -144,6 +144,18 @@ struct ForwardedWake {
     is_counted: bool,
 }
 
+impl ForwardedWake {
+    /// Whether a waiter with these needs may find enough at a key (`None`: any EM), where the waiters of the chain did not. A waiter
+    /// before the last of them has not checked.
+    fn may_serve(&self, key: Option<WaitKeyHash>, needs: Needs, is_before: bool) -> bool {
+        match key {
+            // A waiter for any EM keeps capacity only at the EM of its entry.
+            None => self.is_counted || !self.wake.has_tried(needs),
+            Some(_) => is_before && self.is_counted || !self.wake.has_tried_here(needs),
+        }
+    }
+}
+
 impl Waiters {
     /// Adds a waiter, or moves it between the sets.
     fn set(&mut self, position: QueuePosition, state: WaiterState) {
@@ -441,9 +453,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         let keys = self.waiter(position).map(Waiter::all_keys).unwrap_or_default();
         for key in keys {
             let Some(forwarded) = self.waiters_at(key).and_then(Waiters::take_unpassed) else { continue };
-            let may_serve = |_, other: &Waiter<H>| {
-                key.is_none() && forwarded.is_counted || !forwarded.wake.has_tried(other.sleeper.needs)
-            };
+            let may_serve = |_, other: &Waiter<H>| forwarded.may_serve(key, other.sleeper.needs, false);
             match self.next_idle(key, forwarded.behind, may_serve) {
                 Some(next) if next == position => own = Some(forwarded.wake.and(own)),
                 Some(next) => self.wake(next, forwarded.wake),
@@ -761,11 +771,10 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
             let passed = if leaving.contains(&key) { Some(wake.unused()) } else { passed };
             let (Some(waiters), Some(passed)) = (self.waiters_at(key), passed) else { continue };
             let Some(forwarded) = waiters.forward(position, passed) else { continue };
-            // Waiters for any EM with the same needs may match other EMs, and those before this one have not checked.
-            let is_other = key.is_none() || forwarded.behind < position;
-            let may_serve = |at, other: &Waiter<H>| {
-                at != position && (is_other && forwarded.is_counted || !forwarded.wake.has_tried(other.sleeper.needs))
-            };
+            // Those before this one have not checked.
+            let is_before = forwarded.behind < position;
+            let may_serve =
+                |at, other: &Waiter<H>| at != position && forwarded.may_serve(key, other.sleeper.needs, is_before);
             next.extend(self.next_idle(key, forwarded.behind, may_serve).map(|next| (next, forwarded.wake)));
         }
         for (next, wake) in next {

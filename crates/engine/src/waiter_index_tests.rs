@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::*;
-use rm_model::{resource::Resource, visits};
+use rm_model::{resource::Resource, selector::EmSelector, visits};
 
 fn id(number: u128) -> Uuid {
     Uuid::from_u128(number)
@@ -34,7 +34,7 @@ fn awake(index: &WaiterIndex<()>) -> Vec<u128> {
 /// Each tenth waiter needs memory, the others need cores.
 fn sleeper(number: u128) -> WaiterProfile<()> {
     let resource = if number.is_multiple_of(10) { Resource::memory(1) } else { Resource::cpu(1) };
-    WaiterProfile { needs: Needs::of(&resource.unwrap()), ..WaiterProfile::default() }
+    WaiterProfile { needs: Needs::of(&resource.unwrap(), &EmSelector::default()), ..WaiterProfile::default() }
 }
 
 /// The first waiter is at EM b, the others at EM a; all are parked.
@@ -130,6 +130,25 @@ fn waiter_without_capacity_passes_news_to_few_later_waiters() {
         assert_eq!(index.rest(id(number)), None);
     }
     assert_eq!(looked, [1, 10], "one later waiter with other needs; all others would find less");
+}
+
+/// A grant leaves a part of the freed capacity, which no waiter for any EM keeps: one with other amounts may use it.
+#[test]
+fn waiter_for_any_em_with_other_amounts_tries_what_grant_left() {
+    let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
+    for (number, cores) in [(1, 5), (2, 3), (3, 3), (4, 1)] {
+        let needs = Needs::of(&Resource::cpu(cores).unwrap(), &EmSelector::default());
+        index.insert(position(number), WaiterProfile { any_em: true, needs, ..WaiterProfile::default() }, [B], 0);
+        index.rest(id(number));
+    }
+    index.wake_at(&freed(A, 1));
+    index.woken_by(id(1));
+    commit(&mut index, FreedCapacity::default(), &[(1, A)]);
+    assert_eq!(awake(&index), [2]);
+    let wake = index.woken_by(id(2));
+    index.pass_on(id(2), wake);
+    index.rest(id(2));
+    assert_eq!(awake(&index), [4]);
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! Callers: `waiter_index`, which assigns the reasons, and `rm_service::request_resource`, which decides by them whether a
 //! check is needed.
 
-use rm_model::resource::Resource;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use rm_model::{resource::Resource, selector::EmSelector};
 
 /// Number of later waiters that a freed event may reach by forwarding.
 const PASSES_AFTER_NEWS: u8 = 15;
@@ -11,15 +13,28 @@ const PASSES_AFTER_NEWS: u8 = 15;
 /// Number of different needs that one chain of forwarded wake-ups remembers.
 const TRIED_MAX: usize = 4;
 
-/// The dimensions that a request needs, as a set of bits. All custom dimensions count as one.
+/// What a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Needs(u16);
+pub struct Needs {
+    /// The dimensions, as a set of bits. All custom dimensions count as one.
+    dimensions: u16,
+    /// Hash of the amounts, and of the labels that the EM must have.
+    amounts: u64,
+}
 
 impl Needs {
-    /// Returns the dimensions of which a resource has a part.
-    pub fn of(resource: &Resource) -> Self {
-        let needed = resource.amounts().filter(|(_, amount)| *amount > 0);
-        Self(needed.fold(0, |bits, (dimension, _)| bits | 1 << dimension.precedence()))
+    const NONE: Self = Self { dimensions: 0, amounts: 0 };
+
+    /// Returns the dimensions of which a resource has a part, with their amounts and the conditions on the EM.
+    pub fn of(resource: &Resource, selector: &EmSelector) -> Self {
+        let (mut needs, mut hasher) = (Self::NONE, DefaultHasher::new());
+        selector.application_name.hash(&mut hasher);
+        selector.required.as_map().hash(&mut hasher);
+        for (dimension, amount) in resource.amounts().filter(|(_, amount)| *amount > 0) {
+            needs.dimensions |= 1 << dimension.precedence();
+            (dimension, amount).hash(&mut hasher);
+        }
+        Self { amounts: hasher.finish(), ..needs }
     }
 }
 
@@ -36,8 +51,7 @@ pub struct WakeReason {
     /// check.
     pub is_coming: bool,
     passes: u8,
-    /// Needs of the earlier waiters that found too little: a later one with the same needs would find less. The default fills the
-    /// rest.
+    /// Needs of the earlier waiters that found too little. The default fills the rest.
     tried: [Needs; TRIED_MAX],
 }
 
@@ -49,7 +63,7 @@ impl WakeReason {
         is_room: true,
         is_coming: false,
         passes: PASSES_AFTER_NEWS,
-        tried: [Needs(0); TRIED_MAX],
+        tried: [Needs::NONE; TRIED_MAX],
     };
 
     /// Poll of a queue head without a known change.
@@ -98,9 +112,15 @@ impl WakeReason {
         Self { is_news: false, is_room: false, ..self.handed_on() }
     }
 
-    /// Whether an earlier waiter of the chain with these needs found too little.
+    /// Whether an earlier waiter of the chain with these amounts found too little. A later one would find as little at any EM.
     pub(crate) fn has_tried(self, needs: Needs) -> bool {
         self.tried.contains(&needs)
+    }
+
+    /// Whether an earlier waiter at the same key that needs these dimensions found too little. A later one would find less there,
+    /// whatever its amounts, because the earlier one keeps what it waits for.
+    pub(crate) fn has_tried_here(self, needs: Needs) -> bool {
+        self.tried.iter().any(|tried| tried.dimensions == needs.dimensions)
     }
 
     /// Returns the reason for the next waiter if this one was granted before it checked.

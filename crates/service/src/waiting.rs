@@ -214,7 +214,8 @@ impl LocalWaitQueue {
     ) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
-        let sleeper = WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(&ask.resource) };
+        let sleeper =
+            WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(&ask.resource, &ask.selector) };
         Some(WaitHandle {
             line: self.clone(),
             any_em,

@@ -78,6 +78,9 @@ pub struct World {
     pub is_printed: bool,
 }
 
+/// Number of releases at the end of a run without polls, each when nothing else happens.
+const RELEASES_AT_REST: usize = 6;
+
 /// The next stages of each stage and result.
 pub type Transitions = BTreeMap<(&'static str, &'static str), BTreeSet<&'static str>>;
 
@@ -117,8 +120,7 @@ impl World {
         self.instances.push(Instance::new(Uuid::from_u128(id)));
     }
 
-    /// Runs all requests, with faults; then without faults until nothing happens any more; then asserts that no waiter was
-    /// forgotten.
+    /// Runs all requests, with faults; then without faults, until nothing happens any more.
     pub fn run(&mut self) {
         let mut after = 0;
         while after < 200 && self.choices.begin_step() {
@@ -136,6 +138,21 @@ impl World {
             self.report(0, &em, true);
             self.submit_operation(0, Operation::Resume(ResumeEm { em, reason: None }));
         }
+        self.come_to_rest();
+        // Most requests wait now: each release serves those that can use it.
+        let releases = if self.shape.polls { 0 } else { RELEASES_AT_REST };
+        for _ in 0..releases {
+            let number = self.choices.below(self.instances.len());
+            self.release(number);
+            self.come_to_rest();
+        }
+        let calls = self.instances.iter().map(|instance| instance.calls.len() as u64).sum::<u64>();
+        let crashed = self.submitted - calls - self.replies.len() as u64;
+        assert!(self.shape.faults != Faults::None || crashed == 0, "{crashed} requests have no reply");
+    }
+
+    /// Continues until nothing happens any more, and asserts that no waiter was forgotten.
+    fn come_to_rest(&mut self) {
         self.settle();
         if self.shape.polls {
             for _ in 0..self.shape.ems + 2 {
@@ -149,11 +166,7 @@ impl World {
         for call in self.instances.iter().flat_map(|instance| instance.calls.values()) {
             assert!(matches!(call.action, Some(Action::Wait)), "an operation of a request was lost");
         }
-        let forgotten = self.store.grantable();
-        assert_eq!(forgotten, None, "a waiter that fits was forgotten");
-        let calls = self.instances.iter().map(|instance| instance.calls.len() as u64).sum::<u64>();
-        let crashed = self.submitted - calls - self.replies.len() as u64;
-        assert!(self.shape.faults != Faults::None || crashed == 0, "{crashed} requests have no reply");
+        assert_eq!(self.store.grantable(), None, "a waiter that fits was forgotten");
     }
 
     fn settle(&mut self) {
