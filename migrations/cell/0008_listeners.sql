@@ -5,7 +5,7 @@ ALTER TABLE linkis_rm_instance
     ADD COLUMN listener_start timestamptz,
     ADD COLUMN renewer_pid integer,
     ADD COLUMN renewer_start timestamptz,
-    -- Start of the server. After a restart or a failover, the processes say nothing.
+    -- Start of the server that has the processes.
     ADD COLUMN server_start timestamptz,
     ADD CONSTRAINT linkis_rm_instance_processes
         CHECK (num_nulls(listener_pid, listener_start, renewer_pid, renewer_start, server_start) IN (0, 5));

@@ -145,14 +145,9 @@ struct ForwardedWake {
 }
 
 impl ForwardedWake {
-    /// Whether a waiter with these needs may find enough at a key (`None`: any EM), where the waiters of the chain did not. A waiter
-    /// before the last of them has not checked.
-    fn may_serve(&self, key: Option<WaitKeyHash>, needs: Needs, is_before: bool) -> bool {
-        match key {
-            // A waiter for any EM keeps capacity only at the EM of its entry.
-            None => self.is_counted || !self.wake.has_tried(needs),
-            Some(_) => is_before && self.is_counted || !self.wake.has_tried_here(needs),
-        }
+    /// Whether a waiter with these needs may find enough where those of the chain did not: counted capacity, or in other dimensions.
+    fn may_serve(&self, needs: Needs, is_unchecked: bool) -> bool {
+        is_unchecked && self.is_counted || !self.wake.has_tried_dimensions(needs)
     }
 }
 
@@ -453,8 +448,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         let keys = self.waiter(position).map(Waiter::all_keys).unwrap_or_default();
         for key in keys {
             let Some(forwarded) = self.waiters_at(key).and_then(Waiters::take_unpassed) else { continue };
-            let may_serve = |_, other: &Waiter<H>| forwarded.may_serve(key, other.sleeper.needs, false);
-            match self.next_idle(key, forwarded.behind, may_serve) {
+            match self.next_served(key, &forwarded, key.is_none(), None) {
                 Some(next) if next == position => own = Some(forwarded.wake.and(own)),
                 Some(next) => self.wake(next, forwarded.wake),
                 None => {}
@@ -771,15 +765,31 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
             let passed = if leaving.contains(&key) { Some(wake.unused()) } else { passed };
             let (Some(waiters), Some(passed)) = (self.waiters_at(key), passed) else { continue };
             let Some(forwarded) = waiters.forward(position, passed) else { continue };
-            // Those before this one have not checked.
-            let is_before = forwarded.behind < position;
-            let may_serve =
-                |at, other: &Waiter<H>| at != position && forwarded.may_serve(key, other.sleeper.needs, is_before);
-            next.extend(self.next_idle(key, forwarded.behind, may_serve).map(|next| (next, forwarded.wake)));
+            // Waiters for any EM may match other EMs, and those before this one have not checked.
+            let is_unchecked = key.is_none() || forwarded.behind < position;
+            let served = self.next_served(key, &forwarded, is_unchecked, Some(position));
+            next.extend(served.map(|next| (next, forwarded.wake)));
         }
         for (next, wake) in next {
             self.wake(next, wake);
         }
+    }
+
+    /// Returns the next idle waiter but `except` that a forwarded wake-up may serve at a key. `is_unchecked` states whether counted
+    /// capacity may be for it. A waiter for any EM keeps capacity only at the EM of its entry, so one with other amounts is the next
+    /// choice.
+    fn next_served(
+        &self,
+        key: Option<WaitKeyHash>,
+        forwarded: &ForwardedWake,
+        is_unchecked: bool,
+        except: Option<QueuePosition>,
+    ) -> Option<QueuePosition> {
+        let next = |accepts: &dyn Fn(Needs) -> bool| {
+            self.next_idle(key, forwarded.behind, |at, other| Some(at) != except && accepts(other.sleeper.needs))
+        };
+        let other_amounts = || next(&|needs| !forwarded.wake.has_tried(needs)).filter(|_| key.is_none());
+        next(&|needs| forwarded.may_serve(needs, is_unchecked)).or_else(other_amounts)
     }
 
     /// Returns the next idle waiter behind `position` at a key, or of those that accept any EM: the first of the nearest

@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::*;
-use rm_model::{resource::Resource, selector::EmSelector, visits};
+use rm_model::{name::Labels, resource::Resource, selector::EmSelector, visits};
 
 fn id(number: u128) -> Uuid {
     Uuid::from_u128(number)
@@ -34,7 +34,10 @@ fn awake(index: &WaiterIndex<()>) -> Vec<u128> {
 /// Each tenth waiter needs memory, the others need cores.
 fn sleeper(number: u128) -> WaiterProfile<()> {
     let resource = if number.is_multiple_of(10) { Resource::memory(1) } else { Resource::cpu(1) };
-    WaiterProfile { needs: Needs::of(&resource.unwrap(), &EmSelector::default()), ..WaiterProfile::default() }
+    WaiterProfile {
+        needs: Needs::of(&resource.unwrap(), &Labels::default(), &EmSelector::default()),
+        ..WaiterProfile::default()
+    }
 }
 
 /// The first waiter is at EM b, the others at EM a; all are parked.
@@ -137,7 +140,7 @@ fn waiter_without_capacity_passes_news_to_few_later_waiters() {
 fn waiter_for_any_em_with_other_amounts_tries_what_grant_left() {
     let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     for (number, cores) in [(1, 5), (2, 3), (3, 3), (4, 1)] {
-        let needs = Needs::of(&Resource::cpu(cores).unwrap(), &EmSelector::default());
+        let needs = Needs::of(&Resource::cpu(cores).unwrap(), &Labels::default(), &EmSelector::default());
         index.insert(position(number), WaiterProfile { any_em: true, needs, ..WaiterProfile::default() }, [B], 0);
         index.rest(id(number));
     }

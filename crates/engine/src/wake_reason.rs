@@ -5,7 +5,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use rm_model::{resource::Resource, selector::EmSelector};
+use rm_model::{name::Labels, resource::Resource, selector::EmSelector};
 
 /// Number of later waiters that a freed event may reach by forwarding.
 const PASSES_AFTER_NEWS: u8 = 15;
@@ -18,7 +18,7 @@ const TRIED_MAX: usize = 4;
 pub struct Needs {
     /// The dimensions, as a set of bits. All custom dimensions count as one.
     dimensions: u16,
-    /// Hash of the amounts, and of the labels that the EM must have.
+    /// Hash of the amounts, the labels, and the conditions on the EM.
     amounts: u64,
 }
 
@@ -26,10 +26,9 @@ impl Needs {
     const NONE: Self = Self { dimensions: 0, amounts: 0 };
 
     /// Returns the dimensions of which a resource has a part, with their amounts and the conditions on the EM.
-    pub fn of(resource: &Resource, selector: &EmSelector) -> Self {
+    pub fn of(resource: &Resource, labels: &Labels, selector: &EmSelector) -> Self {
         let (mut needs, mut hasher) = (Self::NONE, DefaultHasher::new());
-        selector.application_name.hash(&mut hasher);
-        selector.required.as_map().hash(&mut hasher);
+        (labels.as_map(), &selector.application_name, selector.required.as_map()).hash(&mut hasher);
         for (dimension, amount) in resource.amounts().filter(|(_, amount)| *amount > 0) {
             needs.dimensions |= 1 << dimension.precedence();
             (dimension, amount).hash(&mut hasher);
@@ -112,14 +111,15 @@ impl WakeReason {
         Self { is_news: false, is_room: false, ..self.handed_on() }
     }
 
-    /// Whether an earlier waiter of the chain with these amounts found too little. A later one would find as little at any EM.
+    /// Whether an earlier waiter of the chain with these amounts found too little. A later one finds as little at any EM, unless its
+    /// user or creator has more there.
     pub(crate) fn has_tried(self, needs: Needs) -> bool {
         self.tried.contains(&needs)
     }
 
-    /// Whether an earlier waiter at the same key that needs these dimensions found too little. A later one would find less there,
+    /// Whether an earlier waiter that needs these dimensions found too little. A later one at the same key would find less there,
     /// whatever its amounts, because the earlier one keeps what it waits for.
-    pub(crate) fn has_tried_here(self, needs: Needs) -> bool {
+    pub(crate) fn has_tried_dimensions(self, needs: Needs) -> bool {
         self.tried.iter().any(|tried| tried.dimensions == needs.dimensions)
     }
 

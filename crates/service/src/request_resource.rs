@@ -223,8 +223,8 @@ impl RequestCall<'_> {
                 Ok(_) => ("granted", false),
                 Err(Error::Rejected(rejection)) if rejection.is_end_of_waiting() => ("removed", false),
                 Err(Error::Rejected(_)) => ("failed", false),
-                // The caller repeats the call.
-                Err(_) => ("failed", true),
+                // The caller repeats a call that failed, unless it is a defect.
+                Err(error) => ("failed", !error.is_defect()),
             };
             queued.record_result(result, may_return);
         }

@@ -100,7 +100,9 @@ pub struct LocalWaitQueue {
     places: Arc<FairSemaphore>,
     /// Renews the instance's row on its own connection, so that a shortage of connections does not cost any queue entry.
     alive: SingleFlight,
-    signs: Arc<tokio::sync::Mutex<SignsOfLife>>,
+    signs: Arc<tokio::sync::Mutex<Session>>,
+    /// Process of the connection on which the instance listens, while it does.
+    listener: Arc<Mutex<Option<ListenerProcess>>>,
     /// Whether no request waited at the last turn of [`renew`]. The row is not renewed then, and no sign of an outage.
     is_idle: Arc<AtomicBool>,
 }
@@ -121,11 +123,11 @@ impl LocalWaitQueue {
             reason = "one for each call that ends, and calls are bounded; a drop cannot wait"
         )]
         let (leaving, left) = mpsc::unbounded_channel();
-        let signs = SignsOfLife { session: store.session(), listener: None };
-        let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(signs)));
+        let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
+        let listener = Arc::default();
         let (index, places) = (Arc::default(), FairSemaphore::of(most));
         let is_idle = Arc::new(AtomicBool::new(true));
-        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs, is_idle }, left)
+        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs, listener, is_idle }, left)
     }
 
     /// Returns the sender for waiting calls whose callers are gone.
@@ -214,8 +216,11 @@ impl LocalWaitQueue {
     ) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
-        let sleeper =
-            WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(&ask.resource, &ask.selector) };
+        let sleeper = WaiterProfile {
+            wake: WaiterSignals::new(),
+            any_em,
+            needs: Needs::of(&ask.resource, &ask.labels, &ask.selector),
+        };
         Some(WaitHandle {
             line: self.clone(),
             any_em,
@@ -239,8 +244,9 @@ impl LocalWaitQueue {
     async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
         let say = || {
             let (signs, instance_id, is_idle) = (self.signs.clone(), self.instance_id, self.is_idle.clone());
+            let listener = *self.listener.lock().unwrap_or_else(PoisonError::into_inner);
             async move {
-                renew_instance(signs, instance_id, is_idle.load(Ordering::Relaxed)).await?;
+                renew_instance(signs, instance_id, listener, is_idle.load(Ordering::Relaxed)).await?;
                 is_idle.store(false, Ordering::Relaxed);
                 Ok(())
             }
@@ -251,12 +257,12 @@ impl LocalWaitQueue {
     /// Connects before the first request waits, which may have a short deadline.
     async fn connect(&self) {
         // The first renewal connects if the database does not reply now.
-        let _ = self.signs.lock().await.session.get().await;
+        let _ = self.signs.lock().await.get().await;
     }
 
     /// Sets the process of the connection on which the instance listens, for the next renewal.
-    async fn set_listener(&self, listener: Option<ListenerProcess>) {
-        self.signs.lock().await.listener = listener;
+    fn set_listener(&self, listener: Option<ListenerProcess>) {
+        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = listener;
     }
 
     /// Locks the index. The index stays consistent if a holder panics.
@@ -290,31 +296,23 @@ fn freed_capacity(keys: &FreedKeys) -> FreedCapacity {
     freed
 }
 
-/// What the renewals of the instance's row need.
-#[derive(Debug)]
-struct SignsOfLife {
-    session: Session,
-    /// Process of the connection on which the instance listens, while it does.
-    listener: Option<ListenerProcess>,
-}
-
 /// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
 async fn renew_instance(
-    signs: Arc<tokio::sync::Mutex<SignsOfLife>>,
+    signs: Arc<tokio::sync::Mutex<Session>>,
     instance_id: Uuid,
+    listener: Option<ListenerProcess>,
     was_idle: bool,
 ) -> Result<(), Error> {
-    let mut signs = signs.lock().await;
-    let SignsOfLife { session, listener } = &mut *signs;
+    let mut session = signs.lock().await;
     if session.is_open() {
-        let said = async { waiting::keep_alive(session.get().await?, instance_id, *listener, was_idle).await };
+        let said = async { waiting::keep_alive(session.get().await?, instance_id, listener, was_idle).await };
         match answered_within(IDLE_TIMEOUT, said).await {
             Ok(()) => return Ok(()),
             Err(_) => session.reset(),
         }
     }
     let said = match session.get().await {
-        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id, *listener, was_idle)).await,
+        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id, listener, was_idle)).await,
         Err(error) => Err(error),
     };
     if said.is_err() {

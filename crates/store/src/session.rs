@@ -406,6 +406,11 @@ impl Session {
         Ok(link)
     }
 
+    /// Returns whether the session has a connection to the present primary.
+    pub fn is_current(&self) -> bool {
+        self.link.is_some() && self.generation == self.primary.generation()
+    }
+
     /// Returns whether the session has a connection that was used before, and so may have broken since.
     pub fn is_open(&self) -> bool {
         self.link.is_some()

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// An instance whose row lasts for an hour is killed: the later request of another instance gets the capacity.
+/// An instance is killed: other instances end its row before it expires, and a later request gets the capacity.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_capacity_of_killed_instance_is_granted_before_its_row_expires() {
     let (database, rm) = start().await;
@@ -12,14 +12,20 @@ async fn wait_queue_capacity_of_killed_instance_is_granted_before_its_row_expire
     let behind = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     let known = "SELECT count(*) FROM linkis_rm_instance WHERE server_start IS NOT NULL";
     eventually("both instances have stored their processes", LONG, async || database.count(known).await == 2).await;
+    let id: String =
+        database.scalar(r#"SELECT instance_id::text FROM linkis_resource_waiting WHERE "user" = 'lost'"#).await;
     killed.kill();
-    database.execute("UPDATE linkis_rm_instance SET alive_until = now() + interval '1 hour'").await;
+    let until =
+        format!("SELECT extract(epoch FROM alive_until)::float8 FROM linkis_rm_instance WHERE instance_id = '{id}'");
+    let renewed: f64 = database.scalar(&until).await;
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     grant_of(behind).await;
+    let ended: f64 = database.scalar(&until).await;
+    assert!(ended < renewed, "the row was ended, and did not expire");
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// PostgreSQL ends the listening connection of a living instance: its request stays first.
+/// PostgreSQL ends the listening connection of a living instance, or all its connections: its request stays first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_position_outlives_listener_of_its_instance() {
     let (database, first, second) = two().await;
@@ -29,9 +35,17 @@ async fn wait_queue_position_outlives_listener_of_its_instance() {
     eventually("the process is stored", LONG, async || database.count(of_first).await > 0).await;
     let _two = enqueue(&second.client, patient(&em1, "two", cpu(10))).await;
     let queue = first.client.waiting().await.unwrap();
-    for _ in 0..5 {
+    for round in 0..4 {
         let before = database.count(of_first).await;
-        database.execute(&format!("SELECT pg_terminate_backend({before})")).await;
+        let ended = match round {
+            0 | 1 => "listener_pid",
+            _ => "unnest(ARRAY[listener_pid, renewer_pid])",
+        };
+        database
+            .execute(&format!(
+                "SELECT pg_terminate_backend(p) FROM (SELECT {ended} AS p FROM linkis_rm_instance WHERE listener_pid = {before}) i"
+            ))
+            .await;
         eventually("the instances listen again", LONG, async || database.count(of_first).await != before).await;
         assert_eq!(second.client.waiting().await.unwrap(), queue);
     }

@@ -9,7 +9,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use sqlx::postgres::PgListener;
+use sqlx::{PgConnection, postgres::PgListener};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::admission::Admission;
@@ -75,7 +75,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
                 line.change(Waiters::poll);
                 keeper.poll(&line).await
             }
-            _ = checks.tick(), if line.index().callers > 0 => keeper.check_deaths(&line).await,
+            _ = checks.tick(), if keeper.may_check() && line.index().callers > 0 => keeper.check_deaths(&line).await,
         };
         keeper.wake_and_notify(kept);
     }
@@ -141,25 +141,39 @@ impl WaitQueueMaintenance {
     async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
         self.remove_entries().await?;
         self.polls = self.polls.wrapping_add(1);
-        let (session, was_idle) = (self.session.get().await?, line.is_idle.load(Ordering::Relaxed));
+        let was_idle = line.is_idle.load(Ordering::Relaxed);
+        let session = self.session().await?;
         let dead = within_timeout(waiting::is_any_dead(session, line.instance_id, was_idle)).await?;
         let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
-        if self.answers_since.elapsed() < GRACE || !(dead || is_round || self.is_behind) {
+        if !self.may_check() || !(dead || is_round || self.is_behind) {
             return Ok(());
         }
         self.sweep().await
     }
 
-    /// Ends the waiting calls of instances that have died since the last check. A check after an outage waits, as a poll does.
+    /// Whether all instances have had time to renew their rows after an outage.
+    fn may_check(&self) -> bool {
+        self.answers_since.elapsed() >= GRACE
+    }
+
+    /// Ends the waiting calls of instances that have died since the last check.
     async fn check_deaths(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
-        if self.answers_since.elapsed() < GRACE {
+        let was_idle = line.is_idle.load(Ordering::Relaxed);
+        let session = self.session().await?;
+        if within_timeout(waiting::end_dead_instances(session, line.instance_id)).await? == 0 {
             return Ok(());
         }
-        let session = self.session.get().await?;
-        match within_timeout(waiting::end_dead_instances(session, line.instance_id)).await? {
-            0 => Ok(()),
-            _ => self.sweep().await,
+        let session = self.session().await?;
+        let dead = within_timeout(waiting::is_any_dead(session, line.instance_id, was_idle)).await?;
+        if dead && self.may_check() { self.sweep().await } else { Ok(()) }
+    }
+
+    /// Returns the connection. A new one follows an outage, perhaps unnoticed here.
+    async fn session(&mut self) -> Result<&mut PgConnection, StoreError> {
+        if !self.session.is_current() {
+            self.answers_since = Instant::now();
         }
+        self.session.get().await
     }
 
     /// Deletes the entries of dead instances, and of requests after their deadlines.
@@ -193,7 +207,10 @@ impl WaitQueueMaintenance {
     fn wake_and_notify(&mut self, kept: Result<(), StoreError>) {
         if let Err(error) = kept {
             self.session.reset_after(&error);
-            self.answers_since = Instant::now();
+            // Another instance may have locked the rows.
+            if !error.is_lock_timeout() {
+                self.answers_since = Instant::now();
+            }
             if !error.is_logged() {
                 tracing::warn!(error = cause(&error), "cannot maintain the wait queues");
             }
@@ -207,7 +224,7 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
         tokio::select! {
             () = line.stopping.cancelled() => return,
             heard = handle_notification(&line, &admission) => {
-                line.set_listener(None).await;
+                line.set_listener(None);
                 match heard {
                     // The connection is lost; reconnect immediately.
                     Ok(()) => continue,
@@ -236,7 +253,7 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
     listener.eager_reconnect(false);
     let process = waiting::listener_process(&mut listener).await?;
     listener.listen(waiting::CHANNEL).await?;
-    line.set_listener(Some(process)).await;
+    line.set_listener(process);
     // Notifications before `LISTEN` are lost, so wake the heads of all queues.
     line.change(Waiters::wake_first);
     loop {

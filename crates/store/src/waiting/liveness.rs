@@ -1,7 +1,7 @@
 //! Liveness of instances with waiters, in `linkis_rm_instance`.
 //!
-//! An instance renews its row, and stores the PostgreSQL processes of two of its connections. It is dead if the row has expired;
-//! the end of both processes makes the row expire at once. Callers: `rm_service::waiting`.
+//! An instance renews its row, and stores the PostgreSQL processes of two of its connections. It is dead if the row has expired.
+//! If both processes have ended, a row without a renewal for [`RENEWAL`] expires at once. Callers: `rm_service::waiting`.
 
 use sqlx::PgExecutor;
 use time::OffsetDateTime;
@@ -18,29 +18,30 @@ pub struct ListenerProcess {
     start: OffsetDateTime,
 }
 
-/// Returns the process of a connection.
-pub async fn listener_process(executor: impl PgExecutor<'_>) -> Result<ListenerProcess, StoreError> {
+/// Returns the process of a connection; `None` if PostgreSQL hides it, as from a session under another role.
+pub async fn listener_process(executor: impl PgExecutor<'_>) -> Result<Option<ListenerProcess>, StoreError> {
     let process = "-- waiting::listener_process
         SELECT pid, backend_start FROM pg_stat_get_activity(pg_backend_pid())";
-    let (pid, start) = sqlx::query_as(process).fetch_one(executor).await?;
-    Ok(ListenerProcess { pid, start })
+    let (pid, start): (i32, Option<OffsetDateTime>) = sqlx::query_as(process).fetch_one(executor).await?;
+    Ok(start.map(|start| ListenerProcess { pid, start }))
 }
 
-/// Lets the rows of other instances expire whose processes have both ended. The kernel closes the connections of a killed
-/// instance at once; those of a machine that fails stay open, and the row expires by itself. Returns the number of instances.
-///
-/// A living instance would lose both connections at the same moment only if an operator ends them, or with the database.
+/// Lets the rows of other instances expire that have missed a renewal, and whose processes have both ended. The kernel closes the
+/// connections of a killed instance at once; those of a machine that fails stay open, and the row expires by itself. A living
+/// instance that lost both connections connects again for its next renewal. Returns the number of instances.
 pub async fn end_dead_instances(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<u64, StoreError> {
     let ended = sqlx::query(
         "-- waiting::end_dead_instances
         UPDATE linkis_rm_instance i SET alive_until = clock_timestamp() - make_interval(secs => $2)
-        WHERE instance_id <> $1 AND alive_until > clock_timestamp() AND server_start = pg_postmaster_start_time()
+        WHERE instance_id <> $1 AND alive_until BETWEEN clock_timestamp() AND clock_timestamp() + make_interval(secs => $3)
+            AND server_start = pg_postmaster_start_time()
             AND NOT EXISTS (SELECT FROM pg_stat_get_activity(i.listener_pid) a
                 WHERE a.backend_start IS NULL OR a.backend_start = i.listener_start)
             AND NOT EXISTS (SELECT FROM pg_stat_get_activity(i.renewer_pid) a
                 WHERE a.backend_start IS NULL OR a.backend_start = i.renewer_start)",
     );
-    Ok(ended.bind(instance_id).bind(OVERDUE.as_secs_f64()).execute(executor).await?.rows_affected())
+    let ended = ended.bind(instance_id).bind(OVERDUE.as_secs_f64()).bind((ALIVE - RENEWAL).as_secs_f64());
+    Ok(ended.execute(executor).await?.rows_affected())
 }
 
 /// Returns whether an instance has been dead for `OVERDUE` and may have left entries. False while `instance_id` itself
