@@ -214,13 +214,11 @@ impl LocalWaitQueue {
         until: Instant,
         connection: CallerConnection,
     ) -> Option<WaitHandle> {
-        let place = self.places.acquire(&ask.principal)?;
+        let RequestSpec { principal, resource, labels, selector, .. } = ask;
+        let place = self.places.acquire(principal)?;
         self.index().callers += 1;
-        let sleeper = WaiterProfile {
-            wake: WaiterSignals::new(),
-            any_em,
-            needs: Needs::of(&ask.resource, &ask.labels, &ask.selector),
-        };
+        let sleeper =
+            WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(resource, labels, selector) };
         Some(WaitHandle {
             line: self.clone(),
             any_em,

@@ -223,7 +223,8 @@ impl SharedState for Shared<'_> {
     }
 
     fn enter_queue(&mut self, _: bool, ask: &RequestSpec) -> bool {
-        (self.handle.is_queued, self.handle.needs) = (true, Needs::of(&ask.resource, &ask.labels, &ask.selector));
+        let RequestSpec { resource, labels, selector, .. } = ask;
+        (self.handle.is_queued, self.handle.needs) = (true, Needs::of(resource, labels, selector));
         self.instance.waiters.borrow_mut().callers += 1;
         true
     }
