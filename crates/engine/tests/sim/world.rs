@@ -139,8 +139,9 @@ impl World {
             self.submit_operation(0, Operation::Resume(ResumeEm { em, reason: None }));
         }
         self.come_to_rest();
-        // Most requests wait now: each release serves those that can use it.
-        let releases = if self.shape.polls { 0 } else { RELEASES_AT_REST };
+        // Most requests wait now: each release serves those that can use it. With limits of users, a wake-up passes more waiters than
+        // it reaches.
+        let releases = if self.shape.polls || self.shape.users > 1 { 0 } else { RELEASES_AT_REST };
         for _ in 0..releases {
             let number = self.choices.below(self.instances.len());
             self.release(number);
