@@ -158,6 +158,17 @@ fn requests_beside_faults_follow_transition_table() {
     assert!(unknown.is_empty() && missed.is_empty(), "not in the table: {unknown:?}; did not occur: {missed:?}");
 }
 
+/// Runs that find known bugs of the wait queues, by shape and seed. Another simulator needs others.
+const CHOSEN: [(Shape, u64); 3] =
+    [(ORDERLY_FAULTS_OF_LIMITED_USERS, 1879), (SEVERAL_INSTANCES, 138), (ONE_INSTANCE, 169)];
+
+#[test]
+fn requests_of_chosen_seeds_are_all_served() {
+    for (shape, seed) in CHOSEN {
+        run_all(shape, seed..seed + 1, &mut Transitions::new());
+    }
+}
+
 /// Runs seeds that no run had before, for `LINKIS_RM_SIM_SECONDS`.
 #[test]
 fn requests_of_new_seeds_are_all_served() {
