@@ -35,6 +35,9 @@ async fn wait_queue_position_outlives_listener_of_its_instance() {
     eventually("the process is stored", LONG, async || database.count(of_first).await > 0).await;
     let _two = enqueue(&second.client, patient(&em1, "two", cpu(10))).await;
     let queue = first.client.waiting().await.unwrap();
+    let checks = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE '-- waiting::end_dead_instances%'";
+    eventually("both instances look for dead ones", LONG, async || database.count(checks).await == 2).await;
     for round in 0..4 {
         let before = database.count(of_first).await;
         let ended = match round {
