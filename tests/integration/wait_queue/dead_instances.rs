@@ -2,6 +2,13 @@
 
 use super::*;
 
+/// Waits until two instances have waited after their start, and look for dead ones.
+async fn both_look_for_dead_instances(database: &Database) {
+    let checks = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE '-- waiting::end_dead_instances%'";
+    eventually("both instances look for dead ones", LONG, async || database.count(checks).await == 2).await;
+}
+
 /// An instance is killed: other instances end its row before it expires, and a later request gets the capacity.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_capacity_of_killed_instance_is_granted_before_its_row_expires() {
@@ -12,6 +19,7 @@ async fn wait_queue_capacity_of_killed_instance_is_granted_before_its_row_expire
     let behind = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     let known = "SELECT count(*) FROM linkis_rm_instance WHERE server_start IS NOT NULL";
     eventually("both instances have stored their processes", LONG, async || database.count(known).await == 2).await;
+    both_look_for_dead_instances(&database).await;
     let id: String =
         database.scalar(r#"SELECT instance_id::text FROM linkis_resource_waiting WHERE "user" = 'lost'"#).await;
     killed.kill();
@@ -35,9 +43,7 @@ async fn wait_queue_position_outlives_listener_of_its_instance() {
     eventually("the process is stored", LONG, async || database.count(of_first).await > 0).await;
     let _two = enqueue(&second.client, patient(&em1, "two", cpu(10))).await;
     let queue = first.client.waiting().await.unwrap();
-    let checks = "SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND query LIKE '-- waiting::end_dead_instances%'";
-    eventually("both instances look for dead ones", LONG, async || database.count(checks).await == 2).await;
+    both_look_for_dead_instances(&database).await;
     for round in 0..4 {
         let before = database.count(of_first).await;
         let ended = match round {
