@@ -420,6 +420,7 @@ impl<E> QueuedRequest<E> {
     /// Checks whether the request can be granted now.
     fn look(&mut self, wake: WakeReason, shared: &mut impl SharedState) -> Action<E> {
         if shared.has_ended() {
+            shared.count_check(wake);
             return self.check_home(wake, shared);
         }
         if wake.is_coming {
