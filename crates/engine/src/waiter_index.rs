@@ -144,13 +144,6 @@ struct ForwardedWake {
     is_counted: bool,
 }
 
-impl ForwardedWake {
-    /// Whether a waiter with these needs may find enough where those of the chain did not: counted capacity, or in other dimensions.
-    fn may_serve(&self, needs: Needs, is_unchecked: bool) -> bool {
-        is_unchecked && self.is_counted || !self.wake.has_tried_dimensions(needs)
-    }
-}
-
 impl Waiters {
     /// Adds a waiter, or moves it between the sets.
     fn set(&mut self, position: QueuePosition, state: WaiterState) {
@@ -789,7 +782,8 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
             self.next_idle(key, forwarded.behind, |at, other| Some(at) != except && accepts(other.sleeper.needs))
         };
         let other_amounts = || next(&|needs| !forwarded.wake.has_tried(needs)).filter(|_| key.is_none());
-        next(&|needs| forwarded.may_serve(needs, is_unchecked)).or_else(other_amounts)
+        let may_serve = |needs| is_unchecked && forwarded.is_counted || !forwarded.wake.has_tried_dimensions(needs);
+        next(&may_serve).or_else(other_amounts)
     }
 
     /// Returns the next idle waiter behind `position` at a key, or of those that accept any EM: the first of the nearest

@@ -117,8 +117,8 @@ impl WakeReason {
         self.tried.contains(&needs)
     }
 
-    /// Whether an earlier waiter that needs these dimensions found too little. A later one at the same key would find less there,
-    /// whatever its amounts, because the earlier one keeps what it waits for.
+    /// Whether an earlier waiter that needs these dimensions found too little. A later one at the same key would find less there
+    /// with any amounts, because the earlier one keeps what it waits for.
     pub(crate) fn has_tried_dimensions(self, needs: Needs) -> bool {
         self.tried.iter().any(|tried| tried.dimensions == needs.dimensions)
     }

@@ -3,8 +3,8 @@
 //! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`renew`] renews the
 //! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
 //!
-//! An instance is dead if its row has expired, or if its connections have ended. Never: deletes entries of an instance that
-//! lives before their deadlines. All instances first have time to renew after an outage.
+//! An instance is dead if its row has expired, or if it missed a renewal and its connections have ended. Never: deletes
+//! entries of an instance that lives before their deadlines. All instances first have time to renew after an outage.
 //! Caller: the server, which spawns the tasks.
 
 use std::{sync::atomic::Ordering, time::Duration};
