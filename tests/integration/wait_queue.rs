@@ -27,6 +27,7 @@ mod dead_instances;
 mod outages;
 mod positions;
 mod removal;
+mod turns;
 mod waiting_limits;
 mod wake_ups;
 

@@ -278,7 +278,9 @@ fn dry_run(
             advisory_violations: room.advisory_violations.iter().map(convert::answer::shortfall).collect(),
             ..Default::default()
         }),
-        Verdict::Refused(short) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
+        Verdict::Refused(short) | Verdict::Reranked(short) => {
+            Answer::NotEnough(convert::answer::not_enough(&short.refusal))
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use rm_model::{
     operation::{KeptPosition, PlacedRequest, Rejection, RequestKey, RequestRecord},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
-    wait_queue::QueuePosition,
+    wait_queue::AssessedPosition,
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -60,7 +60,7 @@ pub struct CheckState {
     pub holds: Holds,
     /// Clusters of the requested external queues; empty in the cache.
     pub clusters: Clusters,
-    /// Database time of the read, if external queues were read.
+    /// Database time of the read, if external queues or ranks were read.
     pub now: Option<OffsetDateTime>,
 }
 
@@ -102,14 +102,32 @@ impl CheckState {
         // A call with the request id of a waiting request is decided at the position of that.
         let position = own.or(kept.map(|kept| kept.position));
         assessment::check_em(em, &self.limits, &request.ask)?;
-        let assessed = self.assess(em, request, position)?;
+        let decided = self.now.map(|now| {
+            let wait_keys = assessment::all_wait_keys(request, &self.limits, &self.clusters, &self.holds);
+            self.line.ranks.decide(
+                request,
+                position.map(|position| position.ticket_id()),
+                wait_keys,
+                (self.limits.fair_by(), now),
+            )
+        });
+        let assessed = match &decided {
+            Some(decided) => decided.assess(|position| self.assess(em, request, position))?,
+            None => self.assess(em, request, &position.into())?,
+        };
         Ok(match self.holds.or_block(em, assessed, request) {
             Ok(()) => Verdict::Fits,
             Err(mut short) => {
+                let ranked = decided.map(|decided| decided.rank.position());
                 if let Some(position) = position {
+                    let position = ranked.unwrap_or(position);
                     short.wait_keys = self.line.line.keys_for(position, &short.wait_keys);
                 }
-                Verdict::Refused(short)
+                let is_known = |ranked| own == Some(ranked) && request.position() == Some(ranked);
+                match own.is_some() && ranked.is_some_and(|ranked| !is_known(ranked)) {
+                    true => Verdict::Reranked(short),
+                    false => Verdict::Refused(short),
+                }
             }
         })
     }
@@ -119,7 +137,7 @@ impl CheckState {
         &self,
         em: &Em,
         request: &PlacedRequest,
-        position: Option<QueuePosition>,
+        position: &AssessedPosition,
     ) -> Result<Result<(), Box<BlockedRequest>>, Rejection> {
         let scopes = request.scopes(&self.limits);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
@@ -210,6 +228,7 @@ impl ObservedState {
         store(&mut state.ems, ems, EMS_MAX, after.ems.into_iter().map(|em| (em.instance.clone(), em)));
         store(&mut state.scopes, scopes, SCOPES_MAX, after.scopes);
         if let Some(wait_keys) = after.line.wait_keys {
+            after.line.ranks.own.positions().for_each(|position| state.line.line.set_position(position));
             state.line.line.replace(wait_keys, &after.line.line);
         }
     }

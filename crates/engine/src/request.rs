@@ -194,7 +194,7 @@ impl<E> Event<E> {
         match self {
             Self::Surveyed(Ok(())) => "surveyed",
             Self::Checked(Ok(Verdict::Fits)) => "fits",
-            Self::Checked(Ok(Verdict::Refused(_))) => "does not fit",
+            Self::Checked(Ok(Verdict::Refused(_) | Verdict::Reranked(_))) => "does not fit",
             Self::Committed(Ok(Outcome::Granted(_))) => "granted",
             Self::Committed(Ok(Outcome::Waiting(_))) => "queued",
             Self::Committed(Ok(Outcome::Contended)) => "contended",
@@ -271,7 +271,7 @@ impl<E> Request<E> {
             let em = em.clone();
             // The request is ready to wait, so the check is skipped: the ledger would find the same result. A full wait queue
             // is no reason for a refusal, because the request may fit.
-            if shared.needs_check(&placed(em.clone(), &first.ask)) && shared.enter_queue(false, &first.ask) {
+            if shared.needs_check(&placed(em.clone(), &first.ask, false)) && shared.enter_queue(false, &first.ask) {
                 return Self::queue(QueueStart { em, spec: first, others, is_named: true }, shared);
             }
         }
@@ -317,8 +317,15 @@ impl<E> Request<E> {
     }
 }
 
-fn placed(em: EmInstance, ask: &Arc<RequestSpec>) -> PlacedRequest {
-    PlacedRequest { em, ask: ask.clone(), wait: None, is_em_unavailable: false, scopes: RequestScopes::default() }
+fn placed(em: EmInstance, ask: &Arc<RequestSpec>, any_em: bool) -> PlacedRequest {
+    PlacedRequest {
+        em,
+        ask: ask.clone(),
+        wait: None,
+        any_em,
+        is_em_unavailable: false,
+        scopes: RequestScopes::default(),
+    }
 }
 
 fn no_candidate<E>(ask: &RequestSpec, shared: &impl SharedState) -> Action<E> {

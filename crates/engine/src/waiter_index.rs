@@ -63,7 +63,7 @@ enum WaiterSet {
     Anywhere,
     /// Unknown: concerns all waiters.
     Everywhere,
-    /// No capacity: the call that waited under this ticket id has lost its position.
+    /// No capacity: the position under this ticket id changed or ended.
     Ticket(Uuid),
 }
 
@@ -617,6 +617,27 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         self.hand_on_all(&woken, &FreedCapacity::default());
         woken.iter().chain(&others).for_each(|waiter| self.settle(waiter));
         handles
+    }
+
+    /// Moves waiters to their new positions, and wakes them: before freed capacity is offered, so that it reaches the first one.
+    pub fn rerank(&mut self, positions: impl IntoIterator<Item = QueuePosition>) {
+        for position in positions {
+            let Some(waiter) = self.waiters.get_mut(&position.ticket_id()) else {
+                // The waiter may be about to enter.
+                self.publish(WaiterSet::Ticket(position.ticket_id()), None, false);
+                continue;
+            };
+            let (before, state) = (mem::replace(&mut waiter.position, position), waiter.state);
+            if before != position {
+                for key in waiter.all_keys() {
+                    if let Some(waiters) = self.waiters_at(key) {
+                        waiters.remove(before);
+                    }
+                }
+                self.set_state(position, state);
+            }
+            self.wake(position, WakeReason::NEWS);
+        }
     }
 
     /// Hands the wake-ups of waiters that have left to the next ones. All of them have left, so that none is the next one.

@@ -12,13 +12,15 @@ use std::sync::Arc;
 use super::{
     cap::Cap,
     em::{Em, EmInstance},
+    external::Clusters,
+    hold::Holds,
     limit::{LimitedScope, Limits, Maximum, MaximumSource},
     limit_mode::LimitMode,
     operation::{PlacedRequest, Rejection, RequestSpec},
     refusal::{Refusal, Shortfall, short_dimensions},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Scope, ScopeCounter, ScopeHoldings, Tally},
-    wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
+    wait_queue::{AssessedPosition, WaitKey, WaitKeys, WaitQueues},
 };
 
 /// Place of an assessment, with the deciding limit or cap of a scope.
@@ -164,8 +166,7 @@ impl LimitedScope {
 }
 
 /// Assesses a change of a ticket: of its share on the EM, and of its amounts in each scope. The counters of the scopes still
-/// include what the ticket has; those of the EM do not. `usage` returns the stored use of a scope; `position` is the
-/// request's queue position, if any.
+/// include what the ticket has; those of the EM do not. `usage` returns the stored use of a scope.
 ///
 /// # Errors
 /// [`Rejection::Inconsistent`] if the EM's counters contradict each other.
@@ -174,7 +175,7 @@ pub fn assess_dimensions<'a, 'u>(
     scopes: &'a [LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'u ScopeHoldings>,
     line: &WaitQueues,
-    position: Option<QueuePosition>,
+    position: &AssessedPosition,
     share: AmountChange<'_>,
     amounts: AmountChange<'_>,
 ) -> Result<Assessment<'a>, Rejection> {
@@ -195,7 +196,7 @@ fn assess_request<'a, 'u>(
     scopes: &'a [LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'u ScopeHoldings>,
     line: &WaitQueues,
-    position: Option<QueuePosition>,
+    position: &AssessedPosition,
     share: &Resource,
     ask: &RequestSpec,
 ) -> Result<Assessment<'a>, Rejection> {
@@ -220,6 +221,8 @@ pub enum Verdict {
     Fits,
     /// The request cannot be granted now.
     Refused(Box<BlockedRequest>),
+    /// The waiting request cannot be granted now. Its position is not the one that the call knows: a commit returns it.
+    Reranked(Box<BlockedRequest>),
 }
 
 /// Maximum number of advisory violations that a grant lists.
@@ -295,12 +298,11 @@ pub fn head_room<'a>(
 ) -> Result<Vec<HeadRoom>, Rejection> {
     let nothing = em.total.zero_like();
     let change = AmountChange { granted: &nothing, requested: &nothing };
-    let assessment = assess_dimensions(em, scopes, usage, line, None, change, change)?;
+    let assessment = assess_dimensions(em, scopes, usage, line, &AssessedPosition::default(), change, change)?;
     Ok(assessment.dimensions().map(HeadRoom::from).collect())
 }
 
-/// Decides a request on an EM and its scopes. `usage` returns the stored use of a scope; `position` is the request's queue
-/// position, if any.
+/// Decides a request on an EM and its scopes. `usage` returns the stored use of a scope.
 ///
 /// Returns the share that the EM counts, or the refusal with the wait keys.
 ///
@@ -311,7 +313,7 @@ pub fn assess<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     line: &WaitQueues,
-    position: Option<QueuePosition>,
+    position: &AssessedPosition,
     ask: &RequestSpec,
 ) -> Result<Result<Resource, Box<BlockedRequest>>, Rejection> {
     let not_provided = |source| Rejection::NotProvided { field: "resource", em: em.instance.clone(), source };
@@ -377,11 +379,24 @@ pub fn fits<'a>(
     ask: &RequestSpec,
 ) -> bool {
     let Ok(share) = em.project(&ask.resource) else { return false };
-    let assessment = assess_request(em, scopes, usage, line, None, &share, ask);
+    let assessment = assess_request(em, scopes, usage, line, &AssessedPosition::default(), &share, ask);
     assessment.is_ok_and(|assessment| !assessment.places().any(is_short))
 }
 
-/// Returns all wait keys that decide a request: its EM and its limited scopes.
+/// Returns all wait keys that can decide a request: its EM, its limited scopes, its external queues and what is held.
+pub fn all_wait_keys(
+    request: &PlacedRequest,
+    limits: &Limits,
+    clusters: &Clusters,
+    holds: &Holds,
+) -> impl Iterator<Item = WaitKey> + use<> {
+    let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.wait_keys());
+    let held = holds.block(request).map(|held| held.wait_keys);
+    let keys = in_queue.unwrap_or_default().into_iter().chain(held.unwrap_or_default().into_keys());
+    wait_keys(request, limits).chain(keys)
+}
+
+/// Returns the wait keys of a request without an external queue: its EM and its limited scopes.
 pub fn wait_keys(request: &PlacedRequest, limits: &Limits) -> impl Iterator<Item = WaitKey> + use<> {
     let scopes = request.scopes(limits);
     let limited: Vec<WaitKey> = scopes

@@ -100,7 +100,7 @@ impl Holds {
             wait_keys: [(WaitKey::Em(em.instance.clone()), true)].into(),
         };
         let Some(mut held) = self.block(request).or_else(|| is_closed.then(closed)) else { return assessed };
-        let any_em = request.wait.as_ref().is_some_and(|wait| wait.any_em);
+        let any_em = request.wait.is_some() && request.any_em;
         match assessed {
             Err(short) if short.refusal.never_fits => return Err(short),
             Err(short) if any_em && held.refusal.is_of_em_alone() => held.wait_keys = short.wait_keys,

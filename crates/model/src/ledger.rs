@@ -5,11 +5,11 @@
 //! Never: performs I/O or reads a clock. Caller: the committer.
 //!
 //! - `snapshot`: input of a batch; `slots`: state of an EM, a scope and a ticket; `deltas`: output;
-//! - `queueing`: wait queue entries; `usage`: confirmations and reported use; `ending`: ends of tickets;
+//! - `queueing`: wait queue entries; `ranking`: their order; `usage`: confirmations and reported use; `ending`: ends of tickets;
 //! - `adopting`: adoption; `draining`: drains and forced releases; `steps`: operations on all tickets of an EM.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -27,13 +27,14 @@ use super::{
     operation::{
         Grant, KeptPosition, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord,
     },
+    order::DecidedRank,
     principal::{Actor, Principal},
     report::ReportNumber,
     resource::{Resource, ResourceError},
     scope::{Scope, ScopeCounter, ScopeHoldings, TicketLabels},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
-    wait_queue::{MUCH, WaitKey, WaitKeys, WaitingRequest},
+    wait_queue::{AssessedPosition, MUCH, QueuePosition, WaitKey, WaitKeys, WaitingRequest},
 };
 
 mod adopting;
@@ -41,6 +42,7 @@ mod deltas;
 mod draining;
 mod ending;
 mod queueing;
+mod ranking;
 mod slots;
 mod snapshot;
 mod steps;
@@ -48,7 +50,7 @@ mod usage;
 
 use slots::{EmSlot, ScopeSlot, TicketSlot, check_epoch, owned, registered_em, stored_em};
 
-pub use deltas::{Deltas, EndedDelta, EnqueuedDelta, HistoryLine, PostCommitState, RequeuedDelta};
+pub use deltas::{Deltas, EndedDelta, EnqueuedDelta, HistoryLine, PostCommitState, RequeuedDelta, RerankedDelta};
 pub use draining::DrainDelta;
 pub use snapshot::{LedgerSnapshot, TicketPage, WaitQueueView};
 
@@ -77,6 +79,8 @@ pub struct Ledger {
     waiting: HashMap<Uuid, WaitingRequest>,
     removed: HashMap<Uuid, Name>,
     clusters: Clusters,
+    /// Positions, as read, of other requests whose ranks have changed.
+    reranked: BTreeMap<Uuid, QueuePosition>,
     deltas: Deltas,
 }
 
@@ -108,6 +112,7 @@ impl Ledger {
             waiting: snapshot.waiting,
             removed: snapshot.removed,
             clusters: snapshot.clusters,
+            reranked: BTreeMap::new(),
             deltas: Deltas::default(),
         }
     }
@@ -146,6 +151,7 @@ impl Ledger {
 
     /// Returns the rows to write and the resulting state of everything that was read.
     pub fn finish(mut self) -> (Deltas, PostCommitState) {
+        self.rank_deltas();
         let mut ems = Vec::with_capacity(self.ems.len());
         let mut gone = Vec::new();
         for (instance, slot) in self.ems {
@@ -266,13 +272,14 @@ impl Ledger {
             }
             let own = self.entry(op).ok().flatten().filter(|entry| entry.is_own);
             self.dequeue(op, own, WaitKeys::new());
+            self.leave_turn(op.ask.ticket_id);
             return Ok(Outcome::Granted(grant));
         }
         let entry = self.entry(op)?;
-        let position = entry.map(|entry| entry.position);
-        let other_ticket = position.map(|position| position.ticket_id()).filter(|id| *id != op.ask.ticket_id);
+        let other_ticket = entry.map(|entry| entry.position.ticket_id()).filter(|id| *id != op.ask.ticket_id);
         let renamed = other_ticket.map(|ticket_id| op.with_ticket(ticket_id));
         let op = renamed.as_ref().unwrap_or(op);
+        let decided = self.decided(op, entry);
         let em = registered_em(&mut self.ems, &op.em)?;
         let (epoch, in_counters) = (em.current.epoch, em.current.counted);
         check_em(em.current, &self.limits, &op.ask)?;
@@ -280,12 +287,18 @@ impl Ledger {
         let counts = |limited: &&LimitedScope| in_counters.counts(limited.counter.label_set_id, op.ask.ticket_id);
         let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
-        let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
-        let judged = self.clusters.judge(judged, op, position, &self.limits, &self.line.line, self.now);
+        let judge = |position: &AssessedPosition| {
+            let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
+            Ok(self.clusters.judge(judged, op, position, &self.limits, &self.line.line, self.now))
+        };
+        let judged = match &decided {
+            Some(decided) => decided.assess(judge)?,
+            None => judge(&AssessedPosition::default())?,
+        };
         let judged = self.holds.or_block(em.current, judged, op);
         let (share, queue) = match judged {
             Ok(judged) => judged,
-            Err(short) => return self.wait_or_refuse(op, entry, *short),
+            Err(short) => return self.wait_or_refuse(op, entry, decided, *short),
         };
         let advisory_violations = advisory_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };
@@ -315,6 +328,9 @@ impl Ledger {
             granted_at.chain([WaitKey::Em(op.em.clone())]).chain(self.clusters.wait_keys_of(op.ask.ticket_id));
         let granted_at = granted_at.map(|wait_key| (wait_key, false));
         self.dequeue(op, entry, granted_at.collect());
+        if let Some(DecidedRank { rank, .. }) = decided {
+            self.use_turn(&rank);
+        }
         self.deltas.advisory_violations += u64::from(!advisory_violations.is_empty());
         Ok(Outcome::Granted(Grant { advisory_violations, queue, ..grant }))
     }

@@ -20,9 +20,11 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::{
+    assessment::BlockedRequest,
+    operation::{PlacedRequest, Rejection},
     scope::{TicketLabels, USER},
     selector::EmSelector,
-    wait_queue::{QueuePosition, WaitKey},
+    wait_queue::{AssessedPosition, QueuePosition, WaitKey},
 };
 
 /// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go by entry time.
@@ -75,6 +77,25 @@ pub enum Class {
 }
 
 impl Class {
+    /// Returns the number to store.
+    pub const fn number(self) -> i16 {
+        match self {
+            Self::Entitled => 0,
+            Self::First => 1,
+            Self::Behind => 2,
+        }
+    }
+
+    /// Returns the class of a stored number; `None` if there is none.
+    pub const fn of_number(number: i16) -> Option<Self> {
+        match number {
+            0 => Some(Self::Entitled),
+            1 => Some(Self::First),
+            2 => Some(Self::Behind),
+            _ => None,
+        }
+    }
+
     /// Returns the class in the bytes of a position, which sort the highest number first.
     const fn weight(self) -> i16 {
         match self {
@@ -115,7 +136,8 @@ pub enum TurnKey {
 /// Sort key of own requests: entry time less head start, then ticket id, as in the positions of requests behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnOrder {
-    time: OffsetDateTime,
+    /// Entry time less the head start.
+    pub time: OffsetDateTime,
     ticket_id: Uuid,
 }
 
@@ -145,6 +167,13 @@ pub struct RankedRequest {
 }
 
 impl RankedRequest {
+    /// Creates a newcomer at the rank time `now`.
+    pub fn entering(request: &PlacedRequest, fair_by: &FairBy, now: OffsetDateTime) -> Self {
+        let ask = &request.ask;
+        let turn = fair_by.turn_of(&ask.ticket_labels(&request.em));
+        Self { any_em: request.any_em.then(|| AnyEm::of(&ask.selector)), ..Self::new(ask.ticket_id, turn, now, 0) }
+    }
+
     /// Creates a request that enters at the rank time `now`, as a first that is short nowhere.
     pub fn new(ticket_id: Uuid, turn: Option<Arc<str>>, now: OffsetDateTime, priority: i16) -> Self {
         Self {
@@ -175,6 +204,13 @@ impl RankedRequest {
     pub fn position(&self) -> QueuePosition {
         let time = if self.class == Class::Behind { self.entered } else { self.rank_time };
         QueuePosition::new(self.class.weight(), self.before(time), self.ticket_id)
+    }
+
+    /// Returns the turn keys at which own requests can precede the request, if it waits at some of `wait_keys`; none if it has no
+    /// own requests.
+    pub fn turn_keys_at(&self, wait_keys: impl IntoIterator<Item = WaitKey>) -> BTreeSet<(Arc<str>, TurnKey)> {
+        let keys: Vec<TurnKey> = wait_keys.into_iter().map(|wait_key| self.turn_key(&wait_key)).collect();
+        queue_keys(self, keys).collect()
     }
 
     /// Returns the place among own requests.
@@ -223,9 +259,43 @@ impl OwnRequests {
         self.requests.insert(request.ticket_id, request);
     }
 
+    /// Inserts a request, or replaces it.
+    pub fn replace(&mut self, request: RankedRequest) {
+        self.remove(request.ticket_id);
+        self.insert(request);
+    }
+
     /// Returns a request.
     pub fn get(&self, ticket_id: Uuid) -> Option<&RankedRequest> {
         self.requests.get(&ticket_id)
+    }
+
+    /// Returns whether there are no requests.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Returns the positions of the present requests.
+    pub fn positions(&self) -> impl Iterator<Item = QueuePosition> {
+        self.requests.values().filter(|request| !request.is_absent).map(RankedRequest::position)
+    }
+
+    /// Begins the turn of a request anew, unless it is behind.
+    pub fn begin_turn(&mut self, ticket_id: Uuid, now: OffsetDateTime) {
+        if let Some(request) = self.requests.get_mut(&ticket_id).filter(|request| request.class != Class::Behind) {
+            request.rank_time = request.rank_time.max(now);
+        }
+    }
+
+    /// Marks the absent requests of a turn that was used: they begin a new one when they return.
+    pub fn use_absent(&mut self, turn: &str) {
+        let of_turn = |request: &&mut RankedRequest| request.is_absent && request.turn.as_deref() == Some(turn);
+        self.requests.values_mut().filter(of_turn).for_each(|request| request.class = Class::Behind);
+    }
+
+    /// Returns the ticket ids of all requests.
+    pub fn ticket_ids(&self) -> impl Iterator<Item = Uuid> {
+        self.requests.keys().copied()
     }
 
     /// Returns the requests whose rank has changed since the last call, with their positions before.
@@ -241,18 +311,30 @@ impl OwnRequests {
         if firsts.any(|first| first.own_order() < own_order) { Class::Behind } else { Class::First }
     }
 
-    /// Returns the present own requests that are earlier in own order and short at `wait_key`, but have later positions. The
-    /// assessment of a newcomer counts them as earlier entries, and so does that of [`RankedRequest::at_shared_key`].
-    pub fn passed_by<'a>(
-        &'a self,
-        request: &'a RankedRequest,
-        wait_key: &'a WaitKey,
-    ) -> impl Iterator<Item = &'a RankedRequest> {
-        let (own_order, position) = (request.own_order(), request.position());
-        queue_keys(request, [request.turn_key(wait_key)])
-            .flat_map(|key| self.present_at(&key).collect::<Vec<_>>())
-            .take_while(move |own| own.own_order() < own_order)
-            .filter(move |own| own.position() > position && own.short_at.contains(wait_key))
+    /// Returns whether a present own request that is earlier in own order is short at `wait_key`.
+    pub fn has_earlier_at(&self, request: &RankedRequest, wait_key: &WaitKey) -> bool {
+        let keys = queue_keys(request, [request.turn_key(wait_key)]);
+        keys.filter_map(|key| Some(self.present_at(&key).next()?.own_order())).any(|first| first < request.own_order())
+    }
+
+    /// Returns the position of a newcomer at all of `wait_keys`. Where an own request precedes it, it is assessed as one behind.
+    fn entering_position(
+        &self,
+        request: &RankedRequest,
+        wait_keys: impl IntoIterator<Item = WaitKey>,
+    ) -> AssessedPosition {
+        let behind = RankedRequest { class: Class::Behind, ..request.clone() }.position();
+        let has_earlier = |wait_key: &WaitKey| self.has_earlier_at(request, wait_key);
+        let elsewhere = wait_keys.into_iter().filter(has_earlier).map(|wait_key| (wait_key, behind)).collect();
+        AssessedPosition { elsewhere, ..Some(request.position()).into() }
+    }
+
+    /// Returns the own request at a key that is later in own order than `request`, and has an earlier position than `position`.
+    pub fn later_own_at(&self, request: &RankedRequest, wait_key: &WaitKey, position: QueuePosition) -> Option<Uuid> {
+        let mut keys = queue_keys(request, [request.turn_key(wait_key)]);
+        let first = self.present_at(&keys.next()?).find(|own| own.ticket_id != request.ticket_id)?;
+        let is_later = first.own_order() > request.own_order() && first.position() < position;
+        is_later.then_some(first.ticket_id)
     }
 
     /// Sets the keys where a request is short, when it enters and after each check. `now` is a new rank time.
@@ -378,4 +460,109 @@ fn queue_keys(
 ) -> impl Iterator<Item = (Arc<str>, TurnKey)> {
     let turn = request.turn.clone();
     keys.into_iter().filter_map(move |key| Some((turn.clone()?, key)))
+}
+
+/// Ranks that a batch or a check has read: those of the requests that it decides and of their own requests.
+#[derive(Debug, Clone, Default)]
+pub struct QueueRanks {
+    /// The requests.
+    pub own: OwnRequests,
+    /// Latest rank time of any waiting request.
+    pub latest: Option<OffsetDateTime>,
+    /// Turns with absent firsts.
+    pub absent_turns: BTreeSet<Arc<str>>,
+}
+
+/// A request with the position at which a check assesses it.
+#[derive(Debug, Clone)]
+pub struct DecidedRank {
+    /// The rank: as stored, with the class by the present own requests, or that of a newcomer.
+    pub rank: RankedRequest,
+    /// The position.
+    pub position: AssessedPosition,
+    /// The position, as if own requests that are later in own order kept nothing; `None` if none has an earlier position.
+    own_position: Option<AssessedPosition>,
+}
+
+impl DecidedRank {
+    /// Assesses the request. A short request waits at the keys where other turns make it short, or else at all keys where it is short.
+    /// If it waited where only a later own request precedes it, that one would fall behind, and precede it again after it has left.
+    ///
+    /// # Errors
+    /// The errors of `assess`.
+    pub fn assess<T>(
+        &self,
+        assess: impl Fn(&AssessedPosition) -> Result<Result<T, Box<BlockedRequest>>, Rejection>,
+    ) -> Result<Result<T, Box<BlockedRequest>>, Rejection> {
+        let mut assessed = assess(&self.position)?;
+        if let (Err(short), Some(own_position)) = (&mut assessed, &self.own_position)
+            && let Err(of_others) = assess(own_position)?
+        {
+            short.wait_keys = of_others.wait_keys;
+        }
+        Ok(assessed)
+    }
+}
+
+impl QueueRanks {
+    /// Returns the next rank time at the database time `now`.
+    pub fn rank_time(&self, now: OffsetDateTime) -> OffsetDateTime {
+        new_rank_time(now, self.latest)
+    }
+
+    /// Ranks a request whose entry is stored under `stored`, or a newcomer without. `wait_keys` are all keys at which it can wait.
+    pub fn decide(
+        &self,
+        request: &PlacedRequest,
+        stored: Option<Uuid>,
+        wait_keys: impl IntoIterator<Item = WaitKey>,
+        (fair_by, now): (&FairBy, OffsetDateTime),
+    ) -> DecidedRank {
+        let (now, wait_keys) = (self.rank_time(now), wait_keys.into_iter().collect::<Vec<_>>());
+        let stored = stored.and_then(|ticket_id| self.own.get(ticket_id));
+        let (rank, position) = match stored {
+            Some(stored) => {
+                let rank = match stored.is_absent {
+                    true => self.returning(stored, wait_keys.iter().cloned(), now),
+                    false => RankedRequest { class: self.own.class_of(stored), ..stored.clone() },
+                };
+                let mut position = AssessedPosition::from(Some(rank.position()));
+                if !rank.was_shared {
+                    let entering = rank.at_shared_key(now);
+                    let shared = || wait_keys.iter().filter(|wait_key| !fair_by.is_private(wait_key)).cloned();
+                    position.elsewhere = shared().map(|wait_key| (wait_key, entering.position())).collect();
+                    position.elsewhere.extend(self.own.entering_position(&entering, shared()).elsewhere);
+                }
+                (rank, position)
+            }
+            None => {
+                let rank = RankedRequest::entering(request, fair_by, now);
+                let position = self.own.entering_position(&rank, wait_keys.iter().cloned());
+                (rank, position)
+            }
+        };
+        let later_own = wait_keys.into_iter().filter_map(|wait_key| {
+            let own = self.own.later_own_at(&rank, &wait_key, position.at(&wait_key)?)?;
+            Some((wait_key, own))
+        });
+        let own_position = AssessedPosition { later_own: later_own.collect(), ..position.clone() };
+        let own_position = Some(own_position).filter(|own_position| !own_position.later_own.is_empty());
+        DecidedRank { rank, position, own_position }
+    }
+
+    /// Returns the rank of a request whose caller comes back, at any of its keys. No turn was handed to the absent request. If it was
+    /// behind, or an own request used the turn, its rank time is `now` as soon as it is a first.
+    fn returning(
+        &self,
+        stored: &RankedRequest,
+        wait_keys: impl IntoIterator<Item = WaitKey>,
+        now: OffsetDateTime,
+    ) -> RankedRequest {
+        let short_at = wait_keys.into_iter().collect();
+        let returning = RankedRequest { short_at, is_absent: false, ..stored.clone() };
+        let class = self.own.class_of(&returning);
+        let has_lost_turn = stored.class == Class::Behind && class != Class::Behind;
+        let rank_time = if has_lost_turn { now } else { stored.rank_time };
+        RankedRequest { class, rank_time, ..returning }
+    }
 }

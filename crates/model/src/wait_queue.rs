@@ -16,7 +16,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
@@ -66,15 +66,16 @@ impl fmt::Display for WaitKey {
 pub const POSITION_BYTES: usize = 26;
 
 /// Position of a request, the sort key of its entries. The position is the same in all queues, so two queues can never wait
-/// for each other. The bytes sort by priority (highest first), then by entry time, then by ticket id.
+/// for each other. The bytes sort by class, then by the time of the class less the head start, then by ticket id.
+/// [`super::order`] computes it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueuePosition([u8; POSITION_BYTES]);
 
 impl QueuePosition {
-    /// Creates a position from the priority, the entry time (by the database clock, read under the locks) and the id of the
-    /// future ticket.
-    pub fn new(priority: i16, since: OffsetDateTime, ticket_id: Uuid) -> Self {
-        let rank = u16::MAX - priority.cast_unsigned().wrapping_add(1 << 15);
+    /// Creates a position from the weight of the class (the highest first), the time less the head start and the id of the future
+    /// ticket.
+    pub fn new(weight: i16, since: OffsetDateTime, ticket_id: Uuid) -> Self {
+        let rank = u16::MAX - weight.cast_unsigned().wrapping_add(1 << 15);
         let micros = i64::try_from(since.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
         let since = micros.cast_unsigned().wrapping_add(1 << 63);
         let mut bytes = [0; POSITION_BYTES];
@@ -88,12 +89,19 @@ impl QueuePosition {
         bytes.try_into().ok().map(Self)
     }
 
+    /// Parses the displayed form; `None` if it is no position.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
+        let bytes: Option<Vec<u8>> = (0..POSITION_BYTES).map(digits).collect();
+        Self::from_bytes(&bytes?).filter(|_| text.len() == 2 * POSITION_BYTES)
+    }
+
     /// Returns the bytes to store.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Returns the entry time, in microseconds.
+    /// Returns the time less the head start, in microseconds.
     pub fn since(&self) -> OffsetDateTime {
         let mut micros = [0; 8];
         micros.copy_from_slice(&self.0[2..10]);
@@ -119,6 +127,30 @@ impl fmt::Debug for QueuePosition {
 impl fmt::Display for QueuePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Position at which a request is assessed. The default is after all entries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AssessedPosition {
+    /// The position; `None` after all entries.
+    pub position: Option<QueuePosition>,
+    /// Keys where the request is assessed at another position.
+    pub elsewhere: BTreeMap<WaitKey, QueuePosition>,
+    /// Own requests that are later in own order, and keep nothing from the request although their positions are earlier.
+    pub later_own: BTreeMap<WaitKey, Uuid>,
+}
+
+impl From<Option<QueuePosition>> for AssessedPosition {
+    fn from(position: Option<QueuePosition>) -> Self {
+        Self { position, ..Self::default() }
+    }
+}
+
+impl AssessedPosition {
+    /// Returns the position at a key; `None` after all entries.
+    pub fn at(&self, wait_key: &WaitKey) -> Option<QueuePosition> {
+        self.elsewhere.get(wait_key).copied().or(self.position)
     }
 }
 
@@ -246,11 +278,6 @@ pub enum ViewExtent {
 }
 
 impl ViewExtent {
-    /// Returns the extent that a request needs: the entries before its position, or all.
-    pub fn of(position: Option<QueuePosition>) -> Self {
-        position.map_or(Self::All, Self::UpTo)
-    }
-
     /// Returns the extent that includes both.
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -381,28 +408,24 @@ impl WaitQueues {
         }
     }
 
-    /// Returns the position of a request that is short at these keys and enters now: behind all their entries, also if the clock went
-    /// back, or if several requests enter at the same time.
-    pub fn last_position(&self, wait_keys: &WaitKeys, now: OffsetDateTime, ticket_id: Uuid) -> QueuePosition {
-        let queues = wait_keys.keys().filter_map(|wait_key| self.queues.get(wait_key));
-        let last = queues.filter_map(|queue| queue.entries.last_key_value()).map(|(position, _)| *position).max();
-        let position = QueuePosition::new(0, now, ticket_id);
-        match last {
-            Some(last) if position < last => {
-                QueuePosition::new(0, last.since().saturating_add(Duration::microseconds(1)), ticket_id)
-            }
-            _ => position,
-        }
-    }
-
     /// Returns the amounts that a request reserves at a key; `None` if it has no entry there.
     pub fn reserved_by(&self, wait_key: &WaitKey, ticket_id: Uuid) -> Option<&Resource> {
         Some(&self.queues.get(wait_key)?.entries.get(&self.position_of(ticket_id)?)?.resource)
     }
 
-    /// As [`WaitQueues::reserved_ahead`], without computing the key if all queues are empty.
-    pub fn ahead_at(&self, wait_key: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
-        if self.is_empty() { Tally::default() } else { self.reserved_ahead(&wait_key(), position) }
+    /// Returns the sum of the entries that precede a request at a key. Computes the key only if an entry exists.
+    pub fn ahead_at(&self, wait_key: impl FnOnce() -> WaitKey, position: &AssessedPosition) -> Tally {
+        if self.is_empty() {
+            return Tally::default();
+        }
+        let wait_key = wait_key();
+        let mut ahead = self.reserved_ahead(&wait_key, position.at(&wait_key));
+        let later_own = position.later_own.get(&wait_key).and_then(|own| self.reserved_by(&wait_key, *own));
+        if let Some(reserved) = later_own {
+            // A sum that has saturated stays: the request then waits there, too.
+            let _ = ahead.take_off(reserved);
+        }
+        ahead
     }
 
     /// Selects the keys at which a request is queued: those where it is short. The first short entry of a key is queued at
@@ -522,7 +545,7 @@ impl WaitQueues {
     }
 
     /// Moves the entries of a request to this position. A queue never has two entries of one request.
-    fn set_position(&mut self, position: QueuePosition) {
+    pub fn set_position(&mut self, position: QueuePosition) {
         let request = self.requests.get_mut(&position.ticket_id());
         let Some(request) = request.filter(|request| request.position != position) else { return };
         let before = mem::replace(&mut request.position, position);
@@ -635,22 +658,6 @@ mod tests {
             );
         }
         entries
-    }
-
-    #[test]
-    fn wait_queue_entry_comes_last_at_equal_or_earlier_time() {
-        let mut line = WaitQueues::default();
-        enqueue(&mut line, 9, &[(em("a"), true)]);
-        let wait_keys = WaitKeys::from([(em("a"), true), (em("b"), true)]);
-        for (now, micros) in [(0, 1), (-5, 1), (7, 7)] {
-            let now = OffsetDateTime::UNIX_EPOCH + Duration::microseconds(now);
-            let entered = line.last_position(&wait_keys, now, Uuid::from_u128(1));
-            assert!(position(9) < entered, "{now}");
-            assert_eq!(entered.since() - OffsetDateTime::UNIX_EPOCH, Duration::microseconds(micros));
-        }
-        // At other keys, the time and the ticket id decide.
-        let elsewhere = line.last_position(&WaitKeys::from([(em("b"), true)]), OffsetDateTime::UNIX_EPOCH, Uuid::nil());
-        assert!(elsewhere < position(9));
     }
 
     #[test]
@@ -881,7 +888,7 @@ mod tests {
             for number in 1..=9 {
                 enqueue(&mut queues, number, &[(em("a"), true), (em("b"), true)]);
             }
-            let earlier = QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH - Duration::seconds(1), id(9));
+            let earlier = QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH - time::Duration::seconds(1), id(9));
             let mut seen = WaitQueues::default();
             seen.put(earlier, &WaitKeys::from([(em("a"), true)]), &Resource::cpu(9).unwrap());
             queues.replace([(em("a"), extent)].into(), &seen);

@@ -3,7 +3,7 @@
 //! Never: writes. Locks rows only in [`clusters`], on request.
 //! Callers: `admission::check` and `committer::batch`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -18,16 +18,18 @@ use rm_model::{
     limit::Limits,
     name::{Labels, Name},
     operation::{LockKey, PlacedRequest, RequestId},
+    order::{Class, QueueRanks, RankedRequest},
     resource::Resource,
     ticket::EndedTicket,
-    wait_queue::{ViewExtent, WaitQueues, viewed_keys},
+    wait_queue::{ViewExtent, ViewedKeys, WaitKey, WaitQueues, viewed_keys},
 };
 use rm_store::{
     StoreError, action_record,
     external_queue::{self, QueueLookup},
     external_ticket,
     request_id::{self, UsedIds},
-    resource_hold, waiting,
+    resource_hold,
+    waiting::{self, RanksQuery},
 };
 
 /// Returns the holds in effect at the time `now`, or at present, on the EMs and users of operations, and notes them in `ems`.
@@ -120,8 +122,8 @@ pub(super) async fn clusters(
     Ok(Clusters::new(providers, clusters, held))
 }
 
-/// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of the
-/// waiting requests `in_line`.
+/// Reads the queue entries at the wait keys of `requests`, and the entries and ranks of the waiting requests `in_line` and of the own
+/// requests that count for them.
 pub(super) async fn line(
     connection: &mut PgConnection,
     (requests, in_line): (&[&PlacedRequest], &[Uuid]),
@@ -129,21 +131,43 @@ pub(super) async fn line(
     clusters: &Clusters,
     holds: &Holds,
 ) -> Result<WaitQueueView, StoreError> {
-    let wait_keys = viewed_keys(requests.iter().flat_map(|request| {
-        let extent = ViewExtent::of(request.position());
-        let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.wait_keys());
-        let in_queue = in_queue.unwrap_or_default();
-        let held = holds.block(request).map(|held| held.wait_keys).unwrap_or_default();
-        assessment::wait_keys(request, limits)
-            .chain(in_queue)
-            .chain(held.into_keys())
-            .map(move |wait_key| (wait_key, extent))
+    let (mut turn_keys, mut of_turn) = (BTreeSet::new(), HashMap::<_, usize>::new());
+    let mut keys_of = Vec::with_capacity(requests.len());
+    for request in requests {
+        let wait_keys: Vec<WaitKey> = assessment::all_wait_keys(request, limits, clusters, holds).collect();
+        let newcomer = RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH);
+        turn_keys.extend(newcomer.turn_keys_at(wait_keys.iter().cloned()));
+        *of_turn.entry(newcomer.turn).or_default() += 1;
+        keys_of.push((request, wait_keys));
+    }
+    if keys_of.is_empty() && in_line.is_empty() {
+        return Ok(WaitQueueView { wait_keys: Some(ViewedKeys::new()), ..WaitQueueView::default() });
+    }
+    // Each decision of a turn may use up the first present request at a key.
+    let together = of_turn.into_values().max().unwrap_or(0);
+    let depth = together + 2;
+    let query = RanksQuery { turn_keys: &turn_keys, ticket_ids: in_line, depth };
+    let ranks = waiting::ranks(&mut *connection, query).await?;
+    let wait_keys = viewed_keys(keys_of.into_iter().flat_map(|(request, wait_keys)| {
+        let extent = extent(request, &ranks, together);
+        wait_keys.into_iter().map(move |wait_key| (wait_key, extent))
     }));
-    let line = match wait_keys.is_empty() && in_line.is_empty() {
-        true => WaitQueues::default(),
-        false => waiting::line(connection, &wait_keys, in_line).await?,
-    };
-    Ok(WaitQueueView { line, wait_keys: Some(wait_keys) })
+    let ticket_ids: Vec<Uuid> = in_line.iter().copied().chain(ranks.own.ticket_ids()).collect();
+    let line = waiting::line(connection, &wait_keys, &ticket_ids).await?;
+    Ok(WaitQueueView { line, wait_keys: Some(wait_keys), ranks })
+}
+
+/// Returns the extent to which a decision needs the queues: up to the position of a waiting request, or all for a newcomer. Another of
+/// the requests that are decided together may move it behind.
+fn extent(request: &PlacedRequest, ranks: &QueueRanks, together: usize) -> ViewExtent {
+    let stored = request.queued_ticket().and_then(|ticket_id| ranks.own.get(ticket_id));
+    match stored.filter(|stored| stored.was_shared) {
+        Some(stored) => {
+            let class = if together > 1 { Class::Behind } else { ranks.own.class_of(stored) };
+            ViewExtent::UpTo(stored.position().max(RankedRequest { class, ..stored.clone() }.position()))
+        }
+        None => ViewExtent::All,
+    }
 }
 
 /// Returns the reasons of the removals of those requests that have no queue entry any more. It reads nothing in the usual case.

@@ -162,7 +162,7 @@ impl RequestResourceService {
         ask: Arc<RequestSpec>,
         deadline: Instant,
     ) -> Result<(EmInstance, Verdict, DryRunResult), Error> {
-        let mut is_em_unavailable = false;
+        let (any_em, mut is_em_unavailable) = (em.is_none(), false);
         let em = match em {
             Some(em) => em,
             None => {
@@ -177,7 +177,7 @@ impl RequestResourceService {
                 em
             }
         };
-        let placed = PlacedRequest { is_em_unavailable, ..request(em.clone(), &ask) };
+        let placed = PlacedRequest { is_em_unavailable, ..request(em.clone(), &ask, any_em) };
         let (verdict, room) = self.admission.check_with_headroom(placed, deadline).await?;
         Ok((em, verdict, room))
     }
@@ -452,6 +452,13 @@ impl SharedState for RequestCall<'_> {
     }
 }
 
-fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> PlacedRequest {
-    PlacedRequest { em, ask: ask.clone(), wait: None, is_em_unavailable: false, scopes: RequestScopes::default() }
+fn request(em: EmInstance, ask: &Arc<RequestSpec>, any_em: bool) -> PlacedRequest {
+    PlacedRequest {
+        em,
+        ask: ask.clone(),
+        wait: None,
+        any_em,
+        is_em_unavailable: false,
+        scopes: RequestScopes::default(),
+    }
 }

@@ -191,6 +191,14 @@ impl LocalWaitQueue {
         });
     }
 
+    /// Moves the requests that wait here to their new positions, and wakes them.
+    pub fn rerank(&self, positions: impl IntoIterator<Item = QueuePosition>) {
+        let mut positions = positions.into_iter().peekable();
+        if positions.peek().is_some() {
+            self.change(|index| index.rerank(positions));
+        }
+    }
+
     /// Returns the sequence number of the last freed event.
     pub fn freed_count(&self) -> u64 {
         self.index().news_count()
@@ -221,7 +229,6 @@ impl LocalWaitQueue {
             WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(resource, labels, selector) };
         Some(WaitHandle {
             line: self.clone(),
-            any_em,
             sleeper,
             until,
             connection,
@@ -368,8 +375,6 @@ impl CallerConnection {
 #[derive(Debug)]
 pub struct WaitHandle {
     line: LocalWaitQueue,
-    /// Whether the request names no EM.
-    any_em: bool,
     sleeper: WaiterProfile<Arc<WaiterSignals>>,
     until: Instant,
     connection: CallerConnection,
@@ -409,7 +414,6 @@ impl WaitHandle {
             claim: self.sleeper.wake.claim,
             instance_id: self.line.instance_id,
             remaining: self.until.saturating_duration_since(Instant::now()),
-            any_em: self.any_em,
             is_elsewhere,
             position: self.position(),
         }

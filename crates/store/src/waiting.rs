@@ -7,7 +7,7 @@
 //! Callers: `rm_service::waiting` and the committer.
 //!
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
-//! pages for operators; `liveness`: rows of instances with waiters.
+//! pages for operators; `liveness`: rows of instances with waiters; `order`: ranks of waiting requests.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,17 +15,19 @@ use std::{
 };
 
 use sqlx::{Connection as _, PgConnection, PgExecutor};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use rm_model::{
     em::EmInstance,
     ledger::{EnqueuedDelta, RequeuedDelta},
     name::Name,
+    order::{AnyEm, RankedRequest},
     resource::Resource,
     scope::Scope,
     wait_queue::{
-        FreedKeys, OwnedPosition, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys,
-        WaitQueues, WaitingRequest,
+        FreedKeys, OwnedPosition, POSITION_BYTES, QueueEntry, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
+        WaitingRequest,
     },
 };
 
@@ -38,14 +40,16 @@ mod freed;
 mod json;
 mod list;
 mod liveness;
+mod order;
 
-use json::{caps_json, parse_wait_key, wait_key_hash, wait_key_json};
+use json::{caps_json, parse_wait_key, turn_key_hash, wait_key_hash, wait_key_json};
 
 pub(super) use json::parse_position;
 
 pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
 pub use list::{WaitingFilter, list};
 pub use liveness::{ListenerProcess, end_dead_instances, is_any_dead, keep_alive, listener_process};
+pub use order::{LeftTurn, RanksQuery, hand, ranks, rerank, use_turns};
 
 const TABLE: TableName = TableName("linkis_resource_waiting");
 
@@ -178,21 +182,25 @@ pub async fn wait_keys_of(
 pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) -> Result<(), StoreError> {
     let asks = || waiting.iter().map(|delta| &delta.request.ask);
     let waits = || waiting.iter().map(|delta| delta.request.wait.as_ref());
+    let ranks = || waiting.iter().map(|delta| &delta.rank);
     let (application_names, instances) = em_columns(waiting.iter().map(|delta| &delta.request.em));
     let done = sqlx::query(
         r#"-- waiting::insert
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
-            em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position,
-            caps, claim, request_id, body_hash, waiting_scopes)
+            em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, entered, wait_until,
+            position, caps, claim, request_id, body_hash, waiting_scopes, turn, class, rank_time, was_shared, priority,
+            em_conditions)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
-            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position, caps::jsonb,
-            claim, request_id, body_hash, waiting_scopes::bigint[]
+            resource_type, resource::jsonb, labels::jsonb, entered, entered, wait_until,
+            position, caps::jsonb, claim, request_id, body_hash, waiting_scopes::bigint[], turn, class, rank_time, was_shared,
+            priority, em_conditions
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
-            $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[], $20::text[])
+            $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[], $20::text[], $21::text[], $22::int2[],
+            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
-                resource_type, resource, labels, waiting_since, wait_until, principal, position, caps,
-                claim, request_id, body_hash, waiting_scopes)"#,
+                resource_type, resource, labels, entered, wait_until, principal, position, caps, claim, request_id, body_hash,
+                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions)"#,
     )
     .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -201,11 +209,11 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(asks().map(|ask| ask.engine_type.as_str()).collect::<Vec<_>>())
     .bind(application_names)
     .bind(instances)
-    .bind(waits().map(|wait| wait.is_some_and(|wait| wait.any_em)).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.request.any_em).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.resource.resource_type().as_str()).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.resource.to_json()).collect::<Vec<_>>())
     .bind(asks().map(|ask| labels_json(&ask.labels)).collect::<Vec<_>>())
-    .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.rank.entered).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.until).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.principal.as_str()).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
@@ -214,10 +222,16 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| id.id.as_str())).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| &id.body_hash[..])).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| scope_numbers(&delta.waiting_scopes)).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.turn.as_deref()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.class.number()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.rank_time).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.was_shared).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.priority).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.any_em.as_ref().map(|AnyEm(hash)| &hash[..])).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
-    insert_entries(connection, waiting.iter().map(|delta| (delta.position, &delta.wait_keys)).collect()).await
+    insert_entries(connection, waiting.iter().map(|delta| (&delta.rank, &delta.wait_keys)).collect()).await
 }
 
 /// Returns the numbers of scopes as an array literal of PostgreSQL; `None` if there are none.
@@ -246,23 +260,32 @@ pub async fn counts(executor: impl PgExecutor<'_>, scopes: BTreeSet<Scope>) -> R
     Ok(scopes.into_iter().zip(counts).collect())
 }
 
-/// Replaces the EM and the entries of waiting requests.
+/// Replaces the EM, the rank and the entries of waiting requests. A rank time that another transaction has raised stays.
 ///
 /// # Errors
 /// [`StoreError::RowCount`] if a call no longer owns its position; database errors.
 pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> Result<(), StoreError> {
     let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.position.ticket_id()).collect();
+    let ranks = || moved.iter().map(|delta| &delta.rank);
     let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
     let done = sqlx::query(
         "-- waiting::update
-        UPDATE linkis_resource_waiting w SET em_application_name = d.em_application_name, em_instance = d.em_instance
-        FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS d (ticket_id, em_application_name, em_instance, claim)
+        UPDATE linkis_resource_waiting w SET em_application_name = d.em_application_name, em_instance = d.em_instance,
+            position = d.position, class = d.class, entered = d.entered, was_shared = d.was_shared,
+            rank_time = greatest(w.rank_time, d.rank_time)
+        FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::bytea[], $6::int2[], $7::timestamptz[], $8::timestamptz[],
+            $9::bool[]) AS d (ticket_id, em_application_name, em_instance, claim, position, class, entered, rank_time, was_shared)
         WHERE w.ticket_id = d.ticket_id AND w.claim = d.claim",
     )
     .bind(&ticket_ids)
     .bind(application_names)
     .bind(instances)
     .bind(moved.iter().map(|delta| delta.claim).collect::<Vec<_>>())
+    .bind(moved.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.class.number()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.entered).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.rank_time).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.was_shared).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, moved.len(), done.rows_affected())?;
@@ -273,31 +296,38 @@ pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> R
     .bind(&ticket_ids)
     .execute(&mut *connection)
     .await?;
-    insert_entries(connection, moved.iter().map(|delta| (delta.position, &delta.wait_keys)).collect()).await
+    insert_entries(connection, moved.iter().map(|delta| (&delta.rank, &delta.wait_keys)).collect()).await
 }
 
 /// Inserts entries. Copies the other columns from the rows of the requests.
 async fn insert_entries(
     connection: &mut PgConnection,
-    entries: Vec<(QueuePosition, &WaitKeys)>,
+    entries: Vec<(&RankedRequest, &WaitKeys)>,
 ) -> Result<(), StoreError> {
-    let rows: Vec<(QueuePosition, &WaitKey, bool)> = (entries.iter())
-        .flat_map(|(position, wait_keys)| wait_keys.iter().map(|(wait_key, is_short)| (*position, wait_key, *is_short)))
+    let rows: Vec<(&RankedRequest, &WaitKey, bool)> = (entries.iter())
+        .flat_map(|(rank, wait_keys)| wait_keys.iter().map(|(wait_key, is_short)| (*rank, wait_key, *is_short)))
         .collect();
+    let turn_key = |(rank, wait_key, is_short): &(&RankedRequest, &WaitKey, bool)| {
+        let turn = rank.turn.as_ref().filter(|_| *is_short)?;
+        Some(turn_key_hash(turn, &rank.turn_key(wait_key)).to_vec())
+    };
     let done = sqlx::query(
         "-- waiting::insert_entries
         INSERT INTO linkis_resource_waiting_entry (wait_key, ticket_id, instance_id, position, resource_type, resource, wait_until,
-            is_short, wait_key_hash)
+            is_short, wait_key_hash, turn_key, own_time)
         SELECT d.wait_key::jsonb, w.ticket_id, w.instance_id, w.position, w.resource_type, w.resource, w.wait_until, d.is_short,
-            d.wait_key_hash
-        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (wait_key, ticket_id, is_short, wait_key_hash)
+            d.wait_key_hash, d.turn_key, CASE WHEN d.turn_key IS NOT NULL THEN d.own_time END
+        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[], $5::bytea[], $6::timestamptz[])
+            AS d (wait_key, ticket_id, is_short, wait_key_hash, turn_key, own_time)
         -- OFFSET 0 forces a look-up by key.
         CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = d.ticket_id OFFSET 0) w",
     )
     .bind(rows.iter().map(|(_, wait_key, _)| wait_key_json(wait_key)).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(position, ..)| position.ticket_id()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(rank, ..)| rank.ticket_id).collect::<Vec<_>>())
     .bind(rows.iter().map(|(.., is_short)| *is_short).collect::<Vec<_>>())
     .bind(rows.iter().map(|(_, wait_key, _)| wait_key_hash(wait_key).to_vec()).collect::<Vec<_>>())
+    .bind(rows.iter().map(turn_key).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(rank, ..)| rank.own_order().time).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows("linkis_resource_waiting_entry", rows.len(), done.rows_affected())
@@ -362,6 +392,8 @@ pub struct RemovedRequests {
     pub requests: u64,
     /// Wait keys of their entries, with the number of requests at each.
     pub wait_keys: FreedKeys,
+    /// Their turns, for [`hand`].
+    pub turns: Vec<LeftTurn>,
 }
 
 /// End of a waiting call, before a decision.
@@ -377,9 +409,10 @@ pub struct Departure {
 pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
     let of = |is_absent: bool| calls.iter().filter(move |call| call.is_absent == is_absent).map(|call| call.claim);
-    let mut gone: Vec<Uuid> = sqlx::query_scalar(
+    let mut gone: Vec<GoneRequest> = sqlx::query_as(
         "-- waiting::leave
-        DELETE FROM linkis_resource_waiting WHERE claim = ANY ($1) OR claim = ANY ($2) AND request_id IS NULL RETURNING ticket_id",
+        DELETE FROM linkis_resource_waiting WHERE claim = ANY ($1) OR claim = ANY ($2) AND request_id IS NULL
+        RETURNING ticket_id, rank_time",
     )
     .bind(of(false).collect::<Vec<_>>())
     .bind(of(true).collect::<Vec<_>>())
@@ -387,11 +420,11 @@ pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result
     .await?;
     let absent: Vec<Uuid> = of(true).collect();
     if !absent.is_empty() {
-        let kept: Vec<Uuid> = sqlx::query_scalar(
+        let kept: Vec<GoneRequest> = sqlx::query_as(
             "-- waiting::keep
             UPDATE linkis_resource_waiting SET claim = NULL,
                 kept_until = least(wait_until, clock_timestamp() + make_interval(secs => $2))
-            WHERE claim = ANY ($1) RETURNING ticket_id",
+            WHERE claim = ANY ($1) RETURNING ticket_id, rank_time",
         )
         .bind(&absent)
         .bind(POSITION_KEPT.as_secs_f64())
@@ -408,7 +441,7 @@ pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result
 /// positions that were kept long enough. Deletes the rows of instances dead for `FORGOTTEN`, too.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
-    let mut gone: Vec<Uuid> = sqlx::query_scalar(
+    let mut gone: Vec<GoneRequest> = sqlx::query_as(
         "-- waiting::sweep
         DELETE FROM linkis_resource_waiting d USING (
             SELECT w.ticket_id, w.claim FROM linkis_resource_waiting w
@@ -418,13 +451,13 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedR
                 OR i.instance_id IS NULL AND w.request_id IS NULL
             LIMIT $1) w
         WHERE d.ticket_id = w.ticket_id AND d.claim IS NOT DISTINCT FROM w.claim
-        RETURNING d.ticket_id",
+        RETURNING d.ticket_id, d.rank_time",
     )
     .bind(limit)
     .bind(OVERDUE.as_secs_f64())
     .fetch_all(&mut *transaction)
     .await?;
-    let kept: Vec<Uuid> = sqlx::query_scalar(
+    let kept: Vec<GoneRequest> = sqlx::query_as(
         "-- waiting::sweep, kept
         UPDATE linkis_resource_waiting d SET claim = NULL,
             kept_until = least(d.wait_until, clock_timestamp() + make_interval(secs => $3))
@@ -435,7 +468,7 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedR
             WHERE i.instance_id IS NULL AND w.request_id IS NOT NULL AND w.claim IS NOT NULL
             LIMIT $1) w
         WHERE d.claim = w.claim
-        RETURNING d.ticket_id",
+        RETURNING d.ticket_id, d.rank_time",
     )
     .bind(limit)
     .bind(OVERDUE.as_secs_f64())
@@ -455,19 +488,26 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedR
     Ok(gone)
 }
 
+/// A request that has left the queue or whose caller is absent: its ticket id and its rank time.
+type GoneRequest = (Uuid, Option<OffsetDateTime>);
+
+/// A removed entry: its wait key, its ticket id, and where it took turns.
+type RemovedEntry = (String, Uuid, Option<Vec<u8>>, Option<OffsetDateTime>);
+
 /// Deletes the entries in a separate statement: a statement that waited for the request's row would not see entries
 /// that were moved meanwhile.
-async fn remove_entries(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<RemovedRequests, StoreError> {
-    let wait_keys: Vec<String> = sqlx::query_scalar(
+async fn remove_entries(connection: &mut PgConnection, gone: Vec<GoneRequest>) -> Result<RemovedRequests, StoreError> {
+    let removed: Vec<RemovedEntry> = sqlx::query_as(
         "-- waiting::remove_entries
-        DELETE FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1) RETURNING wait_key::text",
+        DELETE FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1)
+        RETURNING wait_key::text, ticket_id, turn_key, own_time",
     )
-    .bind(&gone)
-    .fetch_all(connection)
+    .bind(gone.iter().map(|(ticket_id, _)| *ticket_id).collect::<Vec<_>>())
+    .fetch_all(&mut *connection)
     .await?;
     let mut freed = FreedKeys::default();
-    for wait_key in &wait_keys {
+    for (wait_key, ..) in &removed {
         freed.add(parse_wait_key(wait_key)?, 1);
     }
-    Ok(RemovedRequests { requests: gone.len() as u64, wait_keys: freed })
+    Ok(RemovedRequests { requests: gone.len() as u64, wait_keys: freed, turns: order::left_turns(&gone, removed) })
 }

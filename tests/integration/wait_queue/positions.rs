@@ -11,7 +11,7 @@ pub fn named(id: &str, request: ResourceRequest) -> ResourceRequest {
 }
 
 /// Returns the users of the waiting requests, in the order of their positions.
-async fn users(client: &RmClient) -> Vec<String> {
+pub async fn users(client: &RmClient) -> Vec<String> {
     client.waiting().await.unwrap().into_iter().map(|waiting| waiting.user.to_string()).collect()
 }
 
@@ -22,14 +22,14 @@ async fn code_of(call: Call) -> (Code, String) {
 }
 
 /// Forwards connections to an instance.
-struct Forwarder {
+pub struct Forwarder {
     task: tokio::task::JoinHandle<()>,
     silenced: CancellationToken,
 }
 
 impl Forwarder {
     /// Starts a forwarder, and returns a client that uses it.
-    async fn start(address: &str) -> (RmClient, Self) {
+    pub async fn start(address: &str) -> (RmClient, Self) {
         let (listener, target) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), address.replace("http://", ""));
         let own = format!("http://{}", listener.local_addr().unwrap());
         let silenced = CancellationToken::new();
@@ -50,7 +50,7 @@ impl Forwarder {
     }
 
     /// Breaks the connections without a word of HTTP/2.
-    fn abort(&self) {
+    pub fn abort(&self) {
         self.task.abort();
     }
 

@@ -140,7 +140,7 @@ impl<E> QueuedRequest<E> {
         Self {
             stage: QueueStage::Done,
             is_named,
-            home: placed(em, &spec.ask),
+            home: placed(em, &spec.ask, !is_named),
             spec: spec.number,
             others,
             refusal: None,
@@ -232,7 +232,7 @@ impl<E> QueuedRequest<E> {
             QueueAttempt::Other { em, search } => {
                 is_elsewhere = true;
                 let ask = self.others.get(search.number).map_or(&home.ask, |other| &other.ask);
-                request = placed(em.clone(), ask);
+                request = placed(em.clone(), ask, !self.is_named);
             }
         }
         request.is_em_unavailable = self.is_unavailable(&request.em, shared);
@@ -511,7 +511,7 @@ impl<E> QueuedRequest<E> {
                 self.check_others(AfterOthers::Forward(wake), shared)
             }
             Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => removed(rejection, shared),
-            // The ledger decides, and reports an EM that was unregistered.
+            // The ledger decides, changes the position, or reports an EM that was unregistered.
             Ok(_) | Err(Failure::Rejected(_)) => self.submit(QueueAttempt::Home(wake), shared),
             Err(Failure::Transient(_)) => self.pause(),
             Err(failure) => fail(failure),
@@ -535,7 +535,7 @@ impl<E> QueuedRequest<E> {
             };
             if let Some(em) = em {
                 let is_em_unavailable = self.is_unavailable(&em, shared);
-                let request = PlacedRequest { is_em_unavailable, ..placed(em.clone(), ask) };
+                let request = PlacedRequest { is_em_unavailable, ..placed(em.clone(), ask, !self.is_named) };
                 self.stage = QueueStage::CheckingOther { em, search };
                 return Action::Check(request, Some(InQueue { is_elsewhere: true }));
             }
@@ -565,7 +565,7 @@ impl<E> QueuedRequest<E> {
             Ok(Verdict::Fits) => {
                 return self.submit(QueueAttempt::Other { em, search }, shared);
             }
-            Ok(Verdict::Refused(short)) => {
+            Ok(Verdict::Refused(short) | Verdict::Reranked(short)) => {
                 let short = short.wait_keys.into_iter().filter(|(_, is_short)| *is_short);
                 search.short.extend(short.map(|(wait_key, _)| wait_key));
             }

@@ -117,7 +117,7 @@ impl EmSearch {
     pub fn start<E>(&mut self, shared: &mut impl SharedState) -> SearchStep<E> {
         self.tried = TriedEms::default();
         match self.named.clone() {
-            Some(em) => self.attempt(placed(em, &self.spec.ask), Attempt::Named, shared),
+            Some(em) => self.attempt(placed(em, &self.spec.ask, false), Attempt::Named, shared),
             None => self.survey(SurveyAge::Recent),
         }
     }
@@ -132,7 +132,7 @@ impl EmSearch {
             (SearchStage::Surveying, Event::Surveyed(Err(failure))) => SearchStep::Act(fail(failure)),
             (SearchStage::Checking(request, attempt), Event::Checked(result)) => match result {
                 Ok(Verdict::Fits) => self.commit(request, attempt),
-                Ok(Verdict::Refused(short)) => {
+                Ok(Verdict::Refused(short) | Verdict::Reranked(short)) => {
                     self.committed(attempt, Ok(Outcome::Refused(Box::new(short.refusal))), shared)
                 }
                 Err(failure) => self.committed(attempt, Err(failure), shared),
@@ -212,7 +212,7 @@ impl EmSearch {
         if self.tried.full < CANDIDATES_MAX
             && let Some(em) = shared.choose(&ask, &self.tried.ems)
         {
-            return self.attempt(placed(em.clone(), &ask), Attempt::Candidate(em), shared);
+            return self.attempt(placed(em.clone(), &ask, true), Attempt::Candidate(em), shared);
         }
         if !self.tried.is_surveyed {
             self.tried.is_surveyed = true;
@@ -226,7 +226,7 @@ impl EmSearch {
         match contended.clone().or_else(|| shared.nearest_fit(&ask)) {
             Some(em) => {
                 let is_em_unavailable = shared.is_unavailable(&em);
-                let request = PlacedRequest { is_em_unavailable, ..placed(em, &ask) };
+                let request = PlacedRequest { is_em_unavailable, ..placed(em, &ask, true) };
                 self.attempt(request, Attempt::LastResort { contended }, shared)
             }
             None => SearchStep::Act(no_candidate(&ask, shared)),

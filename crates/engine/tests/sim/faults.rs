@@ -41,8 +41,8 @@ impl World {
             }
             11 => {
                 // Other instances take it for dead.
-                let freed = self.store.sweep(self.instances[number].id);
-                self.publish(None, &freed);
+                let notice = self.store.sweep(self.instances[number].id);
+                self.publish(None, notice);
             }
             12 => self.shut_down(number),
             13 => {
@@ -65,7 +65,7 @@ impl World {
             22 => self.store.end_absent(),
             _ => {
                 let freed = self.store.end_hold();
-                self.publish(None, &freed);
+                self.publish(None, freed.into());
             }
         }
     }
@@ -74,8 +74,8 @@ impl World {
     fn crash(&mut self, number: usize) {
         let dead = self.instances.swap_remove(number);
         self.add_instance();
-        let freed = self.store.sweep(dead.id);
-        self.publish(None, &freed);
+        let notice = self.store.sweep(dead.id);
+        self.publish(None, notice);
     }
 
     /// A caller leaves.

@@ -20,13 +20,13 @@ use rm_model::{
     limit::Limits,
     operation::{LockKey, Operation, PlacedRequest, QueuedOutcome, Rejection, RequestSpec, WaitParameters},
     placement::{ClosedEm, ClusterView},
-    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
+    wait_queue::{QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
 use uuid::Uuid;
 
 use crate::{
     choices::Choices,
-    store::{SimError, Store, verdict},
+    store::{Notice, SimError, Store, verdict},
 };
 
 /// An operation in a commit queue; with the call that waits for it.
@@ -69,7 +69,7 @@ pub struct Instance {
     pub calls: BTreeMap<u64, Call>,
     /// Notifications of other instances that have not arrived.
     /// Freed keys, each with the requests that an operator has removed there.
-    pub notifications: Vec<(FreedKeys, Vec<OwnedPosition>)>,
+    pub notifications: Vec<Notice>,
     pub limits: Arc<Limits>,
 }
 
@@ -184,7 +184,7 @@ impl SharedState for Shared<'_> {
             Belief::Known => {
                 let mut request = request.clone();
                 prepare(self.instance, self.handle, &mut request, false);
-                verdict(self.store.check(&request)).ok()
+                verdict(&request, self.store.check(&request)).ok()
             }
             Belief::Nothing => None,
         }
@@ -366,7 +366,6 @@ fn prepare(instance: &Instance, handle: &Handle, request: &mut PlacedRequest, is
         claim: handle.claim,
         instance_id: instance.id,
         remaining: Duration::from_secs(60),
-        any_em: handle.any_em,
         is_elsewhere,
         position: handle.entry.as_ref().map(|(position, _)| *position),
     });

@@ -17,6 +17,7 @@ use rm_model::{
     limit_mode::LimitMode,
     name::Name,
     operation::{KeptPosition, LockKey, Operation, Outcome, PlacedRequest, RegisterEm, RequestKey, RequestRecord},
+    order::{Class, QueueRanks, RankedRequest},
     placement::ClusterView,
     principal::Principal,
     report::EmCondition,
@@ -47,12 +48,26 @@ pub enum SimError {
 /// Result of an operation.
 pub type SimResult = Result<Outcome, Failure<SimError>>;
 
-/// What one batch did.
-pub struct Committed {
-    pub results: Vec<SimResult>,
+/// What a change of the store tells the instances.
+#[derive(Debug, Clone, Default)]
+pub struct Notice {
     pub freed: FreedKeys,
     /// Calls that no longer own their positions.
     pub ended: Vec<OwnedPosition>,
+    /// New positions of waiting requests.
+    pub reranked: BTreeSet<QueuePosition>,
+}
+
+impl From<FreedKeys> for Notice {
+    fn from(freed: FreedKeys) -> Self {
+        Self { freed, ..Self::default() }
+    }
+}
+
+/// What one batch did.
+pub struct Committed {
+    pub results: Vec<SimResult>,
+    pub notice: Notice,
     pub ems: Vec<Em>,
     /// EMs that were unregistered.
     pub gone: Vec<EmInstance>,
@@ -65,6 +80,8 @@ struct StoredEntry {
     claim: Option<Uuid>,
     instance: Uuid,
     keys: BTreeSet<WaitKey>,
+    /// Rank, with the keys where the request is short.
+    rank: RankedRequest,
 }
 
 /// Returns a stored request as a removal reads it.
@@ -77,7 +94,7 @@ fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
         creator: spec.creator.clone(),
         engine_type: spec.engine_type.clone(),
         em: entry.request.em.clone(),
-        any_em: entry.request.wait.as_ref().is_some_and(|wait| wait.any_em),
+        any_em: entry.request.any_em,
         resource: spec.resource.clone(),
         labels: spec.labels.clone(),
         caps: Vec::new(),
@@ -174,6 +191,7 @@ impl Store {
             line: WaitQueueView {
                 line: self.line.clone(),
                 wait_keys: Some(wait_keys.map(|wait_key| (wait_key.clone(), ViewExtent::All)).collect()),
+                ranks: self.ranks(),
             },
             kept: self.kept(),
             waiting: self
@@ -185,6 +203,16 @@ impl Store {
             removed: self.removed.clone(),
             clusters: Clusters::default(),
         }
+    }
+
+    /// Returns the ranks of all waiting requests.
+    fn ranks(&self) -> QueueRanks {
+        let (mut ranks, entries) = (QueueRanks::default(), || self.entries.values());
+        entries().for_each(|entry| ranks.own.insert(entry.rank.clone()));
+        ranks.latest = entries().map(|entry| entry.rank.rank_time).max();
+        let absent = entries().filter(|entry| entry.rank.is_absent && entry.rank.class != Class::Behind);
+        ranks.absent_turns = absent.filter_map(|entry| entry.rank.turn.clone()).collect();
+        ranks
     }
 
     /// Returns the positions that belong to request ids.
@@ -263,10 +291,11 @@ impl Store {
         let (deltas, mut state) = ledger.finish();
         // The ledger states them in no order, and a seed must repeat its run.
         state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
-        let (freed, ended) = (deltas.freed.clone(), deltas.ended_waits.clone());
+        let (freed, ended, reranked) =
+            (deltas.freed.clone(), deltas.ended_waits.clone(), deltas.woken.values().copied().collect());
         self.write(instance, deltas);
         self.assert_invariants();
-        Committed { results, freed, ended, ems: state.ems, gone: state.gone }
+        Committed { results, notice: Notice { freed, ended, reranked }, ems: state.ems, gone: state.gone }
     }
 
     fn assert_no_grant_while_drained(&self, batch: &[Operation], results: &[SimResult]) {
@@ -312,18 +341,34 @@ impl Store {
         for entry in deltas.waiting {
             let keys: BTreeSet<WaitKey> = entry.wait_keys.keys().cloned().collect();
             self.line.put(entry.position, &entry.wait_keys, &entry.request.ask.resource);
-            let stored = StoredEntry { claim: entry.request.claim(), request: entry.request, instance, keys };
+            let (claim, rank) = (entry.request.claim(), entry.rank);
+            let stored = StoredEntry { claim, request: entry.request, instance, keys, rank };
             let key = stored.request.ask.request_key();
             let has_key = |entry: &StoredEntry| key.is_some() && entry.request.ask.request_key() == key;
             assert!(!self.entries.values().any(has_key), "a request id has one position");
             assert!(self.entries.insert(entry.position, stored).is_none(), "a request has one position");
         }
         for entry in deltas.moved {
-            let stored = self.entries.get_mut(&entry.position).unwrap();
+            let mut stored = self.take(entry.position.ticket_id()).unwrap();
             assert_eq!(stored.claim, entry.claim, "a call changes only its own position");
             stored.keys = entry.wait_keys.keys().cloned().collect();
             stored.request.em = entry.em;
+            stored.rank = entry.rank;
             self.line.put(entry.position, &entry.wait_keys, &stored.request.ask.resource);
+            assert!(self.entries.insert(entry.position, stored).is_none(), "a request has one position");
+        }
+        for delta in deltas.reranked {
+            let mut stored = self.take(delta.rank.ticket_id).unwrap();
+            stored.rank = delta.rank;
+            self.line.set_position(stored.rank.position());
+            self.entries.insert(stored.rank.position(), stored);
+        }
+        for (turn, rank_time) in deltas.turns_used {
+            let absent = self.entries.values_mut().filter(|entry| entry.rank.is_absent);
+            let of_turn = absent.filter(|entry| entry.rank.turn.as_ref() == Some(&turn));
+            of_turn.for_each(|entry| {
+                (entry.rank.class, entry.rank.rank_time) = (Class::Behind, entry.rank.rank_time.max(rank_time))
+            });
         }
         for line in deltas.lines {
             if let HistoryLine::RemovedFromQueue(ticket, reason, _) = line {
@@ -340,24 +385,46 @@ impl Store {
     }
 
     fn remove(&mut self, ticket_id: Uuid) -> Option<StoredEntry> {
-        let position = *self.entries.keys().find(|position| position.ticket_id() == ticket_id)?;
+        let entry = self.take(ticket_id)?;
         self.line.remove(ticket_id);
+        Some(entry)
+    }
+
+    /// Takes the row of a request, and leaves its entries.
+    fn take(&mut self, ticket_id: Uuid) -> Option<StoredEntry> {
+        let position = *self.entries.keys().find(|position| position.ticket_id() == ticket_id)?;
         self.entries.remove(&position)
     }
 
-    /// Ends a call, and returns the keys that it frees. The position of a request id is kept if the caller is absent.
-    pub fn leave(&mut self, claim: Uuid, is_absent: bool) -> FreedKeys {
-        let mut freed = FreedKeys::default();
+    /// Ends a call, and returns the keys that it frees and the own requests that take its turns. The position of a request id is kept
+    /// if the caller is absent.
+    pub fn leave(&mut self, claim: Uuid, is_absent: bool) -> Notice {
+        let mut notice = Notice::default();
         let owned = self.entries.iter().find(|(_, entry)| entry.claim == Some(claim)).map(|(position, _)| *position);
         let Some((position, mut entry)) = owned.and_then(|position| self.entries.remove_entry(&position)) else {
-            return freed;
+            return notice;
         };
         self.line.remove(position.ticket_id());
-        std::mem::take(&mut entry.keys).into_iter().for_each(|wait_key| freed.add(wait_key, 1));
+        for (turn, key) in entry.rank.turn_keys_at(entry.rank.short_at.clone()) {
+            let later = |other: &&mut StoredEntry| {
+                let rank = &other.rank;
+                let keys = rank.turn_keys_at(rank.short_at.iter().cloned());
+                !rank.is_absent
+                    && rank.own_order() > entry.rank.own_order()
+                    && keys.contains(&(turn.clone(), key.clone()))
+            };
+            if let Some(heir) = self.entries.values_mut().filter(later).min_by_key(|other| other.rank.own_order()) {
+                heir.rank.rank_time = heir.rank.rank_time.max(entry.rank.rank_time);
+                notice.reranked.insert(heir.rank.position());
+            }
+        }
+        entry.rank.short_at.clear();
+        std::mem::take(&mut entry.keys).into_iter().for_each(|wait_key| notice.freed.add(wait_key, 1));
         if is_absent && entry.request.ask.request_id.is_some() {
+            entry.rank.is_absent = true;
             self.entries.insert(position, StoredEntry { claim: None, ..entry });
         }
-        freed
+        notice
     }
 
     /// Ends all positions that are kept for absent callers.
@@ -366,14 +433,16 @@ impl Store {
     }
 
     /// Removes the entries of an instance that is dead.
-    pub fn sweep(&mut self, instance: Uuid) -> FreedKeys {
+    pub fn sweep(&mut self, instance: Uuid) -> Notice {
         let of_instance = self.entries.iter().filter(|(_, entry)| entry.instance == instance);
         let dead: Vec<Uuid> = of_instance.filter_map(|(_, entry)| entry.claim).collect();
-        let mut freed = FreedKeys::default();
+        let mut notice = Notice::default();
         for claim in dead {
-            self.leave(claim, true).iter().for_each(|(wait_key, requests)| freed.add(wait_key.clone(), requests));
+            let left = self.leave(claim, true);
+            left.freed.iter().for_each(|(wait_key, requests)| notice.freed.add(wait_key.clone(), requests));
+            notice.reranked.extend(left.reranked);
         }
-        freed
+        notice
     }
 
     /// Returns a stored request that the ledger would grant now, with the EM: a waiter that was forgotten.
@@ -387,7 +456,7 @@ impl Store {
             matches!(self.check(&request), Ok(Outcome::Granted(_))).then(|| (position.ticket_id(), em.clone()))
         };
         let mut present = self.entries.iter().filter(|(_, entry)| entry.claim.is_some());
-        present.find_map(|(position, entry)| match entry.request.wait.as_ref()?.any_em {
+        present.find_map(|(position, entry)| match entry.request.any_em {
             false => grantable(position, entry, &entry.request.em),
             true => self.ems.keys().find_map(|em| grantable(position, entry, em)),
         })
@@ -414,12 +483,15 @@ impl Store {
     }
 }
 
-/// Returns what the result of a check means.
-pub fn verdict(result: SimResult) -> Result<Verdict, Failure<SimError>> {
-    let blocked = |refusal, wait_keys| Verdict::Refused(Box::new(BlockedRequest { refusal, wait_keys }));
+/// Returns what the result of a check of `request` means.
+pub fn verdict(request: &PlacedRequest, result: SimResult) -> Result<Verdict, Failure<SimError>> {
+    let blocked = |refusal, wait_keys| Box::new(BlockedRequest { refusal, wait_keys });
     match result? {
-        Outcome::Refused(refusal) => Ok(blocked(*refusal, WaitKeys::new())),
-        Outcome::Waiting(queued) => Ok(blocked(queued.refusal, queued.wait_keys)),
+        Outcome::Refused(refusal) => Ok(Verdict::Refused(blocked(*refusal, WaitKeys::new()))),
+        Outcome::Waiting(queued) if request.position().is_some_and(|position| position != queued.position) => {
+            Ok(Verdict::Reranked(blocked(queued.refusal, queued.wait_keys)))
+        }
+        Outcome::Waiting(queued) => Ok(Verdict::Refused(blocked(queued.refusal, queued.wait_keys))),
         _ => Ok(Verdict::Fits),
     }
 }

@@ -29,7 +29,7 @@ use uuid::Uuid;
 use crate::{
     choices::Choices,
     instance::{Belief, Call, Caller, Handle, Instance, QueuedOperation, Shared, enter},
-    store::{SimError, SimResult, Store, register, verdict},
+    store::{Notice, SimError, SimResult, Store, register, verdict},
 };
 
 /// What disturbs the instances.
@@ -132,7 +132,7 @@ impl World {
         while let freed = self.store.end_hold()
             && !freed.is_empty()
         {
-            self.publish(None, &freed);
+            self.publish(None, freed.into());
         }
         for em in self.ems.clone() {
             self.report(0, &em, true);
@@ -220,7 +220,7 @@ impl World {
         if is_changed && is_healthy {
             freed.add(WaitKey::Em(em.clone()), MUCH);
         }
-        self.publish(None, &freed);
+        self.publish(None, freed.into());
     }
 
     fn submit(&mut self, number: usize) {
@@ -368,8 +368,8 @@ impl World {
         }
         instance.leave_index(&handle);
         if handle.is_queued {
-            let freed = self.store.leave(handle.claim, is_absent);
-            self.publish(None, &freed);
+            let notice = self.store.leave(handle.claim, is_absent);
+            self.publish(None, notice);
         }
     }
 
@@ -399,7 +399,7 @@ impl World {
                 Event::Surveyed(Ok(()))
             }
             Action::Check(..) if fails => Event::Checked(Err(failure())),
-            Action::Check(request, _) => Event::Checked(verdict(self.store.check(&request))),
+            Action::Check(request, _) => Event::Checked(verdict(&request, self.store.check(&request))),
             Action::Pause if goes_on && self.choices.one_in(4) => Event::Woken(WaitResult::DeadlinePassed),
             Action::Pause => Event::Woken(WaitResult::Look(WakeReason::NEWS)),
             Action::Wait => {
@@ -532,11 +532,14 @@ impl World {
                 .filter_map(|(queued, _)| Some((queued.operation.queued_ticket()?, queued.operation.em().clone())))
                 .map(|(ticket_id, em)| (ticket_id, self.store.key(&WaitKey::Em(em))))
                 .collect();
-            let freed = capacity(&mut self.store, &committed.freed);
+            let freed = capacity(&mut self.store, &committed.notice.freed);
             let others_wait = self.shape.instances > 1;
-            self.end_calls(number, &committed.ended);
-            self.instances[number].waiters.borrow_mut().committed(freed, granted, others_wait);
-            self.publish_with(Some(number), &committed.freed, &committed.ended);
+            self.end_calls(number, &committed.notice.ended);
+            let mut waiters = self.instances[number].waiters.borrow_mut();
+            waiters.rerank(committed.notice.reranked.clone());
+            waiters.committed(freed, granted, others_wait);
+            drop(waiters);
+            self.publish(Some(number), committed.notice);
             for (queued, result) in batch.into_iter().zip(committed.results) {
                 if let (false, Ok(Outcome::Held(key))) = (is_unknown, &result) {
                     self.instances[number].wait_for_key(key.clone(), queued, now, &mut effects);
@@ -545,8 +548,8 @@ impl World {
                 let Some(caller) = queued.caller() else { continue };
                 if is_unknown && !self.instances[number].calls.contains_key(&caller.call) {
                     // The entry leaves, if there is one. A grant without a caller expires.
-                    let freed = self.store.leave(caller.claim, true);
-                    self.publish(None, &freed);
+                    let notice = self.store.leave(caller.claim, true);
+                    self.publish(None, notice);
                 }
                 let result = if is_unknown { Err(Failure::Final(SimError::CommitUnknown)) } else { result };
                 results.push((caller, result));
@@ -565,8 +568,8 @@ impl World {
     fn undo(&mut self, number: usize, claim: Uuid, result: SimResult) {
         match result {
             Ok(Outcome::Waiting(_)) => {
-                let freed = self.store.leave(claim, true);
-                self.publish(None, &freed);
+                let notice = self.store.leave(claim, true);
+                self.publish(None, notice);
             }
             // The caller can repeat the request.
             Ok(Outcome::Granted(grant)) if self.store.has_id(grant.ticket_id) => {}
@@ -587,12 +590,12 @@ impl World {
         }
         self.steps += 1;
         let chosen = self.choices.below(count);
-        let (freed, ended) = self.instances[number].notifications.swap_remove(chosen);
+        let Notice { freed, ended, reranked } = self.instances[number].notifications.swap_remove(chosen);
         if goes_on && self.shape.faults == Faults::All && self.choices.one_in(4) {
             return;
         }
         if self.is_printed {
-            println!("{number}: hears of {:?} and {ended:?}", freed.iter().collect::<Vec<_>>());
+            println!("{number}: hears of {:?}, {ended:?} and {reranked:?}", freed.iter().collect::<Vec<_>>());
         }
         self.end_calls(number, &ended);
         let freed = capacity(&mut self.store, &freed);
@@ -600,7 +603,10 @@ impl World {
         let mut view = instance.view.borrow_mut();
         self.store.survey(&mut view);
         drop(view);
-        instance.waiters.borrow_mut().wake_at(&freed);
+        let mut waiters = instance.waiters.borrow_mut();
+        waiters.rerank(reranked);
+        waiters.wake_at(&freed);
+        drop(waiters);
         self.notify(number);
     }
 
@@ -649,18 +655,14 @@ impl World {
         self.notify(number);
     }
 
-    /// Sends freed capacity to all instances except `from`, which has woken its waiters already.
-    pub fn publish(&mut self, from: Option<usize>, freed: &FreedKeys) {
-        self.publish_with(from, freed, &[]);
-    }
-
-    fn publish_with(&mut self, from: Option<usize>, freed: &FreedKeys, ended: &[OwnedPosition]) {
-        if freed.is_empty() && ended.is_empty() {
+    /// Sends a notification to all instances except `from`, which has woken its waiters already.
+    pub fn publish(&mut self, from: Option<usize>, notice: Notice) {
+        if notice.freed.is_empty() && notice.ended.is_empty() && notice.reranked.is_empty() {
             return;
         }
         for (number, instance) in self.instances.iter_mut().enumerate() {
             if Some(number) != from {
-                instance.notifications.push((freed.clone(), ended.to_vec()));
+                instance.notifications.push(notice.clone());
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     refusal::Refusal,
     resource::{Dimension, Resource},
     ticket::{Ticket, TicketState},
-    wait_queue::{QueuePosition, WaitKey, WaitQueues},
+    wait_queue::{AssessedPosition, WaitKey, WaitQueues},
 };
 
 use super::{
@@ -218,7 +218,7 @@ impl Clusters {
         &self,
         judged: Result<T, Box<BlockedRequest>>,
         request: &PlacedRequest,
-        position: Option<QueuePosition>,
+        position: &AssessedPosition,
         limits: &Limits,
         line: &WaitQueues,
         now: OffsetDateTime,
@@ -261,7 +261,10 @@ impl Clusters {
         }
         let asked = QueueDemand { cluster, name: &ticket.path, amounts };
         // A running engine does not wait, so no reservations apply.
-        asked.judge_need(held, grows, &WaitQueues::default(), None, now).err().map(|short| short.refusal)
+        asked
+            .judge_need(held, grows, &WaitQueues::default(), &AssessedPosition::default(), now)
+            .err()
+            .map(|short| short.refusal)
     }
 
     /// Counts a new ticket.

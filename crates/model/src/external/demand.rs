@@ -15,7 +15,7 @@ use crate::{
     refusal::{Refusal, Shortfall},
     resource::Dimension,
     scope_kind::ScopeKind,
-    wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
+    wait_queue::{AssessedPosition, WaitKey, WaitKeys, WaitQueues},
 };
 
 use super::{
@@ -55,7 +55,7 @@ impl QueueDemand<'_> {
     pub fn judge(
         &self,
         line: &WaitQueues,
-        position: Option<QueuePosition>,
+        position: &AssessedPosition,
         now: OffsetDateTime,
     ) -> Result<Option<JudgedQueue>, Box<BlockedRequest>> {
         if self.amounts == QueueAmounts::default() {
@@ -73,7 +73,7 @@ impl QueueDemand<'_> {
         held: QueueAmounts,
         need: QueueAmounts,
         line: &WaitQueues,
-        position: Option<QueuePosition>,
+        position: &AssessedPosition,
         now: OffsetDateTime,
     ) -> Result<JudgedQueue, Box<BlockedRequest>> {
         let (cluster, rooms) = (self.cluster, &self.cluster.rooms);

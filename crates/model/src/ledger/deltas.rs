@@ -4,7 +4,7 @@
 //! the commit. Invariant: each history line is recorded once, in the order of the decisions.
 //! Callers: the other modules of the ledger, `rm_store::batch_write` and the committer.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -17,6 +17,7 @@ use super::{
         limit::Limits,
         name::Name,
         operation::{PlacedRequest, RequestRecord},
+        order::RankedRequest,
         principal::{Actor, Principal},
         scope::{Scope, ScopeCounter, ScopeHoldings},
         ticket::Ticket,
@@ -62,6 +63,12 @@ pub struct Deltas {
     pub moved: Vec<RequeuedDelta>,
     /// Rows of the wait queue that are deleted, before new ones are inserted: a call that takes a position over replaces the row.
     pub left_line: Vec<OwnedPosition>,
+    /// Other waiting requests with new ranks.
+    pub reranked: Vec<RerankedDelta>,
+    /// Turns that were used while own requests were absent, with their new rank times.
+    pub turns_used: BTreeMap<Arc<str>, OffsetDateTime>,
+    /// New positions of waiting requests, which check again; not written.
+    pub woken: BTreeMap<Uuid, QueuePosition>,
     /// Positions whose calls end, because an operator removed them or a later call took them over; not written.
     pub ended_waits: Vec<OwnedPosition>,
     /// New locked tickets, in the order of the decisions.
@@ -101,6 +108,7 @@ impl Deltas {
             && self.waiting.is_empty()
             && self.moved.is_empty()
             && self.left_line.is_empty()
+            && self.reranked.is_empty()
             && self.clusters.is_empty()
     }
 }
@@ -150,8 +158,8 @@ pub struct PostCommitState {
 pub struct EnqueuedDelta {
     /// Position of the request.
     pub position: QueuePosition,
-    /// Start of waiting. It stays when a later call takes the position over.
-    pub since: OffsetDateTime,
+    /// Rank of the request, with the keys where it is short.
+    pub rank: RankedRequest,
     /// Deadline of the call.
     pub until: OffsetDateTime,
     /// The request with its waiting parameters.
@@ -162,17 +170,28 @@ pub struct EnqueuedDelta {
     pub waiting_scopes: Vec<Scope>,
 }
 
-/// A queued request with other wait keys.
+/// A queued request with other wait keys, or with a new rank.
 #[derive(Debug)]
 pub struct RequeuedDelta {
     /// Position of the request.
     pub position: QueuePosition,
+    /// Rank of the request, with the keys where it is short.
+    pub rank: RankedRequest,
     /// Call that owns the position.
     pub claim: Option<Uuid>,
     /// EM of the latest decision.
     pub em: EmInstance,
     /// New wait keys.
     pub wait_keys: WaitKeys,
+}
+
+/// A waiting request that another one has promoted or moved behind.
+#[derive(Debug)]
+pub struct RerankedDelta {
+    /// Position that was read.
+    pub before: QueuePosition,
+    /// Rank of the request.
+    pub rank: RankedRequest,
 }
 
 /// A ticket that ended.

@@ -10,6 +10,7 @@ use super::{
     super::{
         assessment::BlockedRequest,
         operation::{KeptPosition, Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
+        order::{DecidedRank, RankedRequest},
         principal::Principal,
         ticket::{Ticket, TicketState},
         wait_queue::{OwnedPosition, QueuePosition, WaitKey, WaitKeys, WaitingRequest},
@@ -56,6 +57,7 @@ impl Ledger {
         };
         let wait_keys = self.line.line.keys_of(ticket_id);
         self.line.line.remove(ticket_id);
+        self.leave_turn(ticket_id);
         wait_keys.into_keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key));
         let owned = OwnedPosition { ticket_id, claim: new_claim.unwrap_or(request.claim) };
         self.remove_row(owned);
@@ -75,6 +77,7 @@ impl Ledger {
         &mut self,
         op: &PlacedRequest,
         entry: Option<StoredEntry>,
+        decided: Option<DecidedRank>,
         short: BlockedRequest,
     ) -> Result<Outcome, Rejection> {
         let BlockedRequest { refusal, wait_keys } = short;
@@ -89,18 +92,27 @@ impl Ledger {
             (None, _) => return Ok(Outcome::Refused(Box::new(refusal))),
             _ => {
                 self.dequeue(op, entry, WaitKeys::new());
+                self.leave_turn(op.ask.ticket_id);
                 return Ok(Outcome::Refused(Box::new(refusal)));
             }
         }
         if entry.is_none() {
             self.count_waiting(op)?;
         }
+        let stored = self.line.ranks.own.get(op.ask.ticket_id).cloned();
+        let newcomer = || RankedRequest::entering(op, self.limits.fair_by(), self.line.ranks.rank_time(self.now));
+        let rank = decided.map_or_else(newcomer, |decided| decided.rank);
+        let rank = self.requeue(rank, &wait_keys);
+        let position = rank.position();
         let line = &mut self.line.line;
-        let position = match entry {
-            Some(entry) => entry.position,
-            None => line.last_position(&wait_keys, self.now, op.ask.ticket_id),
-        };
+        line.set_position(position);
         let wait_keys = line.keys_for(position, &wait_keys);
+        if entry.is_some_and(|entry| entry.position != position) {
+            self.deltas.woken.insert(op.ask.ticket_id, position);
+        }
+        if entry.is_some_and(|entry| entry.position < position) {
+            before.keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key.clone()));
+        }
         if entry.is_none_or(|entry| !entry.is_own) {
             if let Some(entry) = entry {
                 self.delete_row(op, entry);
@@ -108,16 +120,16 @@ impl Ledger {
             let waiting_scopes = op.waiting_scopes(&self.limits);
             let remaining = op.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
             let until = self.now.saturating_add(Duration::try_from(remaining).unwrap_or(Duration::MAX));
-            let (request, since, wait_keys) = (op.clone(), position.since(), wait_keys.clone());
-            self.deltas.waiting.push(EnqueuedDelta { position, since, until, request, wait_keys, waiting_scopes });
+            let (request, wait_keys) = (op.clone(), wait_keys.clone());
+            self.deltas.waiting.push(EnqueuedDelta { position, rank, until, request, wait_keys, waiting_scopes });
             // A later operation of this batch may take the position over.
             if let (Some(key), Some(request_id)) = (op.ask.request_key(), &op.ask.request_id) {
                 let body_hash = request_id.body_hash;
                 self.kept.insert(key, KeptPosition { body_hash, claim: op.claim(), position });
             }
-        } else if before != wait_keys {
+        } else if before != wait_keys || stored.is_none_or(|stored| stored != rank) {
             let (claim, em) = (op.claim(), op.em.clone());
-            self.deltas.moved.push(RequeuedDelta { position, claim, em, wait_keys: wait_keys.clone() });
+            self.deltas.moved.push(RequeuedDelta { position, rank, claim, em, wait_keys: wait_keys.clone() });
         }
         let line = &mut self.line.line;
         let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));

@@ -19,6 +19,7 @@ use super::super::{
     limit::Limits,
     name::Name,
     operation::{KeptPosition, RequestKey, RequestRecord},
+    order::QueueRanks,
     report::ReportNumber,
     resource::Resource,
     scope::{Scope, ScopeCounter, ScopeHoldings},
@@ -85,4 +86,6 @@ pub struct WaitQueueView {
     pub line: WaitQueues,
     /// Keys that were read, and the extent of each; `None` if no request waits anywhere.
     pub wait_keys: Option<ViewedKeys>,
+    /// Ranks of the requests of the batch and of their own requests.
+    pub ranks: QueueRanks,
 }

@@ -12,7 +12,7 @@ use super::{
         resource::Resource,
         scope::ScopeCounter,
         ticket::{Ticket, TicketState},
-        wait_queue::WaitQueues,
+        wait_queue::{AssessedPosition, WaitQueues},
     },
     HistoryLine, Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
 };
@@ -92,7 +92,15 @@ impl Ledger {
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         let share = AmountChange { granted: &held_share, requested: &used_share };
         let amounts = AmountChange { granted: held, requested: used };
-        let short = Refusal::of(&assess_dimensions(&after, &scopes, usage, &nobody_ahead, None, share, amounts)?);
+        let short = Refusal::of(&assess_dimensions(
+            &after,
+            &scopes,
+            usage,
+            &nobody_ahead,
+            &AssessedPosition::default(),
+            share,
+            amounts,
+        )?);
         after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
         if ticket.is_locked() {
             after.used_tickets.insert(ticket.id);

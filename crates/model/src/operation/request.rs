@@ -36,6 +36,8 @@ pub struct PlacedRequest {
     pub ask: Arc<RequestSpec>,
     /// Waiting parameters if the request does not fit; `None` to refuse it.
     pub wait: Option<WaitParameters>,
+    /// Whether the request names no EM.
+    pub any_em: bool,
     /// Whether the request names no EM, and this one is unhealthy or silent by the cluster view: it waits here, and is not granted.
     pub is_em_unavailable: bool,
     /// Cached counters of the request.
@@ -164,8 +166,6 @@ pub struct WaitParameters {
     pub instance_id: Uuid,
     /// Remaining time to wait.
     pub remaining: Duration,
-    /// Whether the request can be granted on any EM, although it is queued at one.
-    pub any_em: bool,
     /// Whether this attempt is on another EM than the queued one. If it does not fit, the queue entries remain.
     pub is_elsewhere: bool,
     /// Last known queue position, if the request has an entry. The stored one decides.

@@ -245,6 +245,7 @@ impl Tables {
                     may_wait: false,
                 }),
                 wait: None,
+                any_em: false,
                 is_em_unavailable: false,
                 scopes: Default::default(),
             }),

@@ -126,7 +126,7 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
     };
     let in_queue = requests.iter().filter(|request| place_of(&request.ask.resource).is_some());
     let asked: Vec<_> = in_queue.map(|request| (&request.ask.resource, &request.ask.labels)).collect();
-    let now = match asked.is_empty() {
+    let now = match asked.is_empty() && !anybody_waits {
         true => None,
         false => Some(session::clock(&mut *connection).await?),
     };
@@ -135,8 +135,10 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         requests.iter().flat_map(|request| [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())]);
     let holds = read_state::holds(&mut *connection, (any_held, None), lock_keys, &mut ems).await?;
     let queued: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
+    let kept = used.kept.values().map(|kept| kept.position.ticket_id());
+    let in_line: Vec<Uuid> = queued.iter().copied().chain(kept).collect();
     let line = match anybody_waits {
-        true => read_state::line(&mut *connection, (&requests, &queued), &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, (&requests, &in_line), &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
     let removed = read_state::removed(&mut *connection, queued.into_iter(), &line.line).await?;

@@ -27,7 +27,7 @@ use rm_model::{
     scope::{Scope, ScopeCounter},
     ticket::Ticket,
     ticket_end::TicketEnd,
-    wait_queue::{FreedKeys, OwnedPosition},
+    wait_queue::{FreedKeys, OwnedPosition, QueuePosition},
 };
 use rm_store::{
     StoreError, action_record, batch_write, em_drain, em_observed, em_report, em_resource, label_resource,
@@ -61,6 +61,8 @@ pub(super) struct CommitResult {
     pub freed: FreedKeys,
     /// Positions whose calls end.
     pub ended_waits: Vec<OwnedPosition>,
+    /// New positions of waiting requests.
+    pub reranked: Vec<QueuePosition>,
     /// Whether requests may wait on other instances.
     pub others_wait: bool,
     /// Number of operations that exceeded an advisory limit.
@@ -212,6 +214,7 @@ async fn prepare(
             standing,
             freed: FreedKeys::default(),
             ended_waits: vec![],
+            reranked: vec![],
             others_wait: true,
             advisory_violations: 0,
             ended: vec![],
@@ -222,16 +225,27 @@ async fn prepare(
     write(&mut *connection, &deltas).await?;
     let written = batch_write::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
-    if others_wait && !(deltas.freed.is_empty() && deltas.ended_waits.is_empty()) {
+    if others_wait && !(deltas.freed.is_empty() && deltas.ended_waits.is_empty() && deltas.woken.is_empty()) {
         let ended = FreedNotification::ended(&deltas.ended_waits).into_iter();
-        let parts: Vec<FreedNotification> =
-            ended.chain(FreedNotification::at(&deltas.freed)).map(|part| part.from(own)).collect();
+        let reranked = FreedNotification::reranked(deltas.woken.values());
+        let parts = ended.chain(reranked).chain(FreedNotification::at(&deltas.freed));
+        let parts: Vec<FreedNotification> = parts.map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
-    let Deltas { freed, ended_waits, advisory_violations, .. } = deltas;
-    let committed =
-        CommitResult { answers, counters, standing, freed, ended_waits, others_wait, advisory_violations, ended };
+    let Deltas { freed, ended_waits, woken, advisory_violations, .. } = deltas;
+    let reranked = woken.into_values().collect();
+    let committed = CommitResult {
+        answers,
+        counters,
+        standing,
+        freed,
+        ended_waits,
+        reranked,
+        others_wait,
+        advisory_violations,
+        ended,
+    };
     Ok(PreparedBatch { to_commit: Some((transaction_id, evidence)), committed })
 }
 
@@ -425,6 +439,12 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     }
     if !deltas.moved.is_empty() {
         waiting::update(connection, &deltas.moved).await?;
+    }
+    if !deltas.reranked.is_empty() {
+        waiting::rerank(connection, &deltas.reranked).await?;
+    }
+    if !deltas.turns_used.is_empty() {
+        waiting::use_turns(connection, &deltas.turns_used).await?;
     }
     Ok(())
 }

@@ -385,6 +385,7 @@ impl Responder {
         let granted =
             granted.filter_map(|(pending, _)| Some((pending.operation.queued_ticket()?, pending.operation.em())));
         self.after_commit.line.end_calls(&committed.ended_waits);
+        self.after_commit.line.rerank(committed.reranked);
         self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
         for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {

@@ -18,7 +18,7 @@ use rm_model::wait_queue::RESERVATIONS_COUNTED_MAX;
 use rm_store::{
     StoreError,
     session::{Session, within_timeout},
-    waiting::{self, Departure, FreedNotification, RENEWAL, RemovedRequests},
+    waiting::{self, Departure, FreedNotification, LeftTurn, RENEWAL, RemovedRequests},
 };
 use rm_telemetry::cause;
 
@@ -48,6 +48,10 @@ const LEAVE_MAX: usize = 500;
 
 /// Interval between checks at shutdown whether all requests have ended.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
+
+/// Maximum number of attempts to hand a turn on, and the pause between them.
+const HANDS_MAX: usize = 10;
+const HAND_PAUSE: Duration = Duration::from_millis(10);
 
 /// Pause before reconnecting after an error of the listening connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -201,7 +205,25 @@ impl WaitQueueMaintenance {
             return Ok(());
         }
         let freed = gone.wait_keys.counted_up_to(RESERVATIONS_COUNTED_MAX);
-        within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
+        within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await?;
+        self.hand(gone.turns).await
+    }
+
+    /// Hands turns to the next own requests, and wakes these. Repeats it for requests that another transaction has, a few times.
+    async fn hand(&mut self, mut turns: Vec<LeftTurn>) -> Result<(), StoreError> {
+        for _ in 0..HANDS_MAX {
+            if turns.is_empty() {
+                break;
+            }
+            let (heirs, locked) = within_timeout(waiting::hand(self.session.get().await?, turns)).await?;
+            let parts = FreedNotification::reranked(&heirs);
+            within_timeout(waiting::notify(self.session.get().await?, &parts)).await?;
+            turns = locked;
+            if !turns.is_empty() {
+                tokio::time::sleep(HAND_PAUSE).await;
+            }
+        }
+        Ok(())
     }
 
     fn wake_and_notify(&mut self, kept: Result<(), StoreError>) {
@@ -282,6 +304,10 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
 
 async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
     line.end_calls(&freed.ended_calls().collect::<Vec<_>>());
+    line.rerank(freed.reranked_positions());
+    if freed.wait_keys.is_empty() && !freed.anywhere {
+        return;
+    }
     if freed.anywhere {
         line.change(Waiters::wake_first);
         return;

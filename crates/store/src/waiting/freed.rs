@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::StoreError;
 use rm_model::{
     em::EmInstance,
-    wait_queue::{FreedKeys, OwnedPosition, WaitKey, WaitKeyHash},
+    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKey, WaitKeyHash},
 };
 
 use super::{TABLE, wait_key_hash};
@@ -60,6 +60,9 @@ pub struct FreedNotification {
     /// over. An earlier release ignores them.
     #[serde(default)]
     calls: Vec<(String, String)>,
+    /// New positions of waiting requests.
+    #[serde(default)]
+    reranked: Vec<String>,
     /// Hashes of these EMs.
     #[serde(skip)]
     em_keys: BTreeSet<WaitKeyHash>,
@@ -88,9 +91,23 @@ impl FreedNotification {
         self.calls.iter().filter_map(call)
     }
 
+    /// Returns the notifications of new positions.
+    pub fn reranked<'a>(positions: impl IntoIterator<Item = &'a QueuePosition>) -> Vec<Self> {
+        let positions: Vec<String> = positions.into_iter().map(QueuePosition::to_string).collect();
+        positions.chunks(CALLS_MAX).map(|part| Self { reranked: part.to_vec(), ..Self::default() }).collect()
+    }
+
+    /// Returns the new positions of waiting requests.
+    pub fn reranked_positions(&self) -> impl Iterator<Item = QueuePosition> {
+        self.reranked.iter().filter_map(|position| QueuePosition::parse(position))
+    }
+
     /// Returns the notifications for `wait_keys`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
     /// needed.
     pub fn at(wait_keys: &FreedKeys) -> Vec<Self> {
+        if wait_keys.is_empty() {
+            return Vec::new();
+        }
         let (mut parts, mut size) = (vec![Self::default()], 0);
         for (wait_key, requests) in wait_keys.iter() {
             let em = em_of(wait_key);

@@ -13,6 +13,7 @@ use crate::{
 };
 use rm_model::{
     cap::Cap,
+    order::{AnyEm, TurnKey},
     resource::Dimension,
     scope::Scope,
     wait_queue::{QueuePosition, WaitKey},
@@ -70,6 +71,15 @@ pub(super) fn parse_wait_key(json: &str) -> Result<WaitKey, StoreError> {
         WaitKeyJson::Scope(labels) => Ok(WaitKey::Scope(Scope::new(labels))),
         WaitKeyJson::Queue(provider, path) => Ok(WaitKey::Queue { provider: TABLE.name("provider", &provider)?, path }),
     }
+}
+
+/// Returns the hash of a key at which the requests of a turn take it.
+pub(super) fn turn_key_hash(turn: &str, turn_key: &TurnKey) -> [u8; 32] {
+    let key = match turn_key {
+        TurnKey::At(wait_key) => wait_key_json(wait_key),
+        TurnKey::AnyEm(AnyEm(conditions)) => format!("{conditions:?}"),
+    };
+    hash(&format!("{key}\n{turn}"))
 }
 
 pub(super) fn wait_key_hash(wait_key: &WaitKey) -> [u8; 32] {

@@ -16,6 +16,7 @@ use rm_model::{
     limit::Limits,
     name::{Labels, Name},
     operation::{KeptPosition, RequestId, RequestKey, RequestRecord},
+    order::{QueueRanks, RankedRequest},
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
     report::{LastSignOfLife, ReportNumber},
     resource::{Dimension, Resource},
@@ -94,6 +95,7 @@ pub(super) struct StoredWaiting {
     pub(super) wait_keys: WaitKeys,
     pub(super) claim: Uuid,
     pub(super) request_id: Option<(RequestKey, RequestId)>,
+    pub(super) rank: RankedRequest,
 }
 
 /// Returns the row of a waiting request; a removal uses nothing of it but the claim and the history line.
@@ -179,7 +181,10 @@ impl Tables {
                 line.insert(wait_key.clone(), *position, entry);
             }
         }
-        WaitQueueView { line, wait_keys: None }
+        let mut ranks = QueueRanks::default();
+        self.waiting.values().for_each(|stored| ranks.own.insert(stored.rank.clone()));
+        ranks.latest = self.waiting.values().map(|stored| stored.rank.rank_time).max();
+        WaitQueueView { line, wait_keys: None, ranks }
     }
 
     pub(super) fn leave(&mut self, ticket_id: Uuid) {
@@ -321,13 +326,13 @@ impl Tables {
             let (ask, wait_keys) = (&new.request.ask, new.wait_keys);
             let (resource, claim) = (ask.resource.clone(), new.request.claim().expect("the request waits"));
             let request_id = ask.request_key().zip(ask.request_id.clone());
-            let stored = StoredWaiting { resource, wait_keys, claim, request_id };
+            let stored = StoredWaiting { resource, wait_keys, claim, request_id, rank: new.rank };
             assert!(self.waiting.insert(new.position, stored).is_none(), "inserted rows are new");
         }
         for moved in deltas.moved {
-            let stored = self.waiting.get_mut(&moved.position).expect("updated rows exist");
+            let stored = self.waiting.get_mut(&moved.position).expect("without turns, no position changes");
             assert_eq!(Some(stored.claim), moved.claim, "the call owns the row");
-            stored.wait_keys = moved.wait_keys;
+            (stored.wait_keys, stored.rank) = (moved.wait_keys, moved.rank);
         }
         for delta in deltas.clusters {
             assert_eq!(
@@ -381,8 +386,9 @@ impl Tables {
         assert_eq!(held.map(|(at, usage)| (at.clone(), usage.clone())).collect::<BTreeMap<_, _>>(), counted(model));
         assert_eq!(self.tickets.len(), alive);
         for w in model.waiting.iter().filter(|w| w.is_queued) {
-            let wait_keys = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].wait_keys;
-            assert_eq!(*wait_keys, w.wait_keys());
+            let stored =
+                self.waiting.iter().find(|(position, _)| position.ticket_id() == w.id).map(|(_, stored)| stored);
+            assert_eq!(stored.expect("the request waits").wait_keys, w.wait_keys());
         }
         assert_eq!(self.waiting.len(), model.waiting.iter().filter(|w| w.is_queued).count());
         assert_eq!(self.ended.len(), model.tickets.len() - alive);

@@ -16,6 +16,7 @@ use rm_model::{
         ConfirmTicket, DrainEm, ForceRelease, MarkEmLost, Operation, PlacedRequest, RegisterEm, ReleaseTicket,
         RemoveWaiting, RequestId, RequestSpec, ResumeEm, UnregisterEm, UpdateTicket, WaitParameters,
     },
+    order::FairBy,
     policy::Policy,
     principal::Principal,
     report::{LastSignOfLife, ReportNumber},
@@ -233,10 +234,10 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             claim: ask.claim,
             instance_id: Uuid::nil(),
             remaining,
-            any_em: true,
             is_elsewhere: false,
             position,
         }),
+        any_em: true,
         is_em_unavailable: false,
         scopes: Default::default(),
     })
@@ -278,5 +279,7 @@ pub(super) fn rules(model: &Model) -> Limits {
         let counting = CountingRule::wanted(BTreeSet::from([keys]), &BTreeMap::new()).pop_first().unwrap();
         LabelSet { id: label_set_id(set), counting, is_counted: true }
     });
-    Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule)).with_policies(policies)
+    Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule))
+        .with_policies(policies)
+        .with_fair_by(FairBy::new([]))
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use rm_model::order::{Class, OwnRequests, RankedRequest};
+use rm_model::order::{Class, OwnOrder, OwnRequests, RankedRequest};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
@@ -279,16 +279,17 @@ impl Model<'_> {
             ..RankedRequest::new(ticket_id(request), self.turn(request), time(world.now), spec.priority)
         };
         let own = self.own_requests(world, request);
-        let passed = |key| self.passed_by(&own, &newcomer, key);
-        let position = self.position_of(request, Class::First, world.now);
-        let short = |world: &World, em| self.short_at(world, request, em, |_| position, passed);
+        let now = world.now;
+        let position = |key| self.position_of(request, self.entering_class(&own, &newcomer, key), now);
+        let short = |world: &World, em| self.short_at(world, request, em, position, None);
         let ems = if spec.any_em { vec![em, 1 - em] } else { vec![em] };
         if let Some(em) = ems.iter().find(|em| short(world, **em).is_empty()) {
             super::invariants::check_newcomer(self, world, request, *em, |_| true)?;
             world.requests[request] = Phase::Granted(*em);
             return Ok(());
         }
-        let short = short(world, em);
+        let of_others = self.short_at(world, request, em, position, Some(newcomer.own_order()));
+        let short = if of_others.is_empty() { short(world, em) } else { of_others };
         world.requests[request] = Phase::Waiting(Waiting {
             em,
             entered: world.now,
@@ -305,13 +306,13 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// Returns the own requests at a key that count for a newcomer although their positions are later.
-    fn passed_by(&self, own: &OwnRequests, newcomer: &RankedRequest, key: usize) -> Vec<usize> {
-        if self.mistake == Some(Mistake::NewcomerPassesOwn) {
-            return vec![];
+    /// Returns the class with which a newcomer is compared at a key: behind where an own request precedes it.
+    fn entering_class(&self, own: &OwnRequests, newcomer: &RankedRequest, key: usize) -> Class {
+        let precedes = own.has_earlier_at(newcomer, &self.setting.keys[key]);
+        match precedes && self.mistake != Some(Mistake::NewcomerPassesOwn) {
+            true => Class::Behind,
+            false => newcomer.class,
         }
-        let passed = own.passed_by(newcomer, &self.setting.keys[key]);
-        passed.map(|own| own.ticket_id.as_u128() as usize).collect()
     }
 
     /// Whether a check at a key compares the request as a newcomer: it has been short at private keys alone.
@@ -324,7 +325,11 @@ impl Model<'_> {
     pub fn checked_position(&self, world: &World, request: usize, key: usize, now: Seconds) -> Position {
         let waiting = world.get(request);
         match self.is_new_at(waiting, key) {
-            true => self.position_of(request, waiting.class, now),
+            true => {
+                let entering = self.ranked(world, request).at_shared_key(time(now));
+                let own = self.own_requests(world, request);
+                self.position_of(request, self.entering_class(&own, &entering, key), now)
+            }
             false => self.position(world, request, key),
         }
     }
@@ -332,12 +337,12 @@ impl Model<'_> {
     /// Decides a waiting request at its position.
     fn check(&self, world: &mut World, request: usize, em: usize) -> Result<(), String> {
         let waiting = world.get(request).clone();
-        let own = self.own_requests(world, request);
-        let entering = self.ranked(world, request).at_shared_key(time(world.now));
         let is_new_at = |key: usize| self.is_new_at(&waiting, key);
-        let passed = |key| if is_new_at(key) { self.passed_by(&own, &entering, key) } else { vec![] };
-        let short =
-            self.short_at(world, request, em, |key| self.checked_position(world, request, key, world.now), passed);
+        let own_order = self.ranked_nowhere(world, request).own_order();
+        let position = |key| self.checked_position(world, request, key, world.now);
+        let short = self.short_at(world, request, em, position, None);
+        let of_others = self.short_at(world, request, em, position, Some(own_order));
+        let short = if of_others.is_empty() { short } else { of_others };
         if short.is_empty() {
             super::invariants::check_newcomer(self, world, request, em, is_new_at)?;
         }
@@ -471,15 +476,15 @@ impl Model<'_> {
         held
     }
 
-    /// Returns the keys where a request at a position is short on an EM. `passed` returns own requests at a key that count
-    /// although their positions are later.
+    /// Returns the keys where a request is short on an EM, at its position at each key. With an own order, later own requests keep
+    /// nothing.
     fn short_at(
         &self,
         world: &World,
         request: usize,
         em: usize,
         position: impl Fn(usize) -> Position,
-        passed: impl Fn(usize) -> Vec<usize>,
+        own_order: Option<OwnOrder>,
     ) -> KeySet {
         let (amounts, held) = (self.setting.requests[request].amounts_on(em), self.held(world));
         let is_short = |key: &usize| {
@@ -487,13 +492,15 @@ impl Model<'_> {
             if amounts[key] == [0; DIMENSIONS] {
                 return false;
             }
-            let (position, passed) = (position(key), passed(key));
+            let position = position(key);
             let mut needed = held[key];
             for (other, waiting) in
                 world.waiting().filter(|(other, waiting)| *other != request && waiting.entries.has(key))
             {
                 let keeps = !waiting.is_absent || self.mistake == Some(Mistake::AbsentKeeps);
-                if keeps && (self.position(world, other, key) < position || passed.contains(&other)) {
+                let is_later_own = self.is_own(other, request)
+                    && own_order.is_some_and(|own_order| self.ranked_nowhere(world, other).own_order() > own_order);
+                if keeps && !is_later_own && self.position(world, other, key) < position {
                     let kept = self.setting.requests[other].amounts_on(waiting.em)[key];
                     (0..DIMENSIONS).for_each(|at| needed[at] += kept[at]);
                 }

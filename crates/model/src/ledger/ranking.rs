@@ -1,0 +1,122 @@
+//! Ranks in the ledger: the position at which a request is decided, and the own requests that a decision promotes or moves behind.
+//!
+//! A request whose position changes is woken: its next check may grant it, and its call learns the position. Where it moves behind,
+//! its old entries count as freed. A batch changes only requests that it has read; every check computes the class of its request
+//! again, so that a missed promotion costs time.
+
+use uuid::Uuid;
+
+use super::{
+    super::{
+        assessment::all_wait_keys,
+        operation::PlacedRequest,
+        order::{Class, DecidedRank, QueueRanks, RankedRequest},
+        wait_queue::WaitKeys,
+    },
+    Ledger, RerankedDelta, WaitQueueView,
+    queueing::StoredEntry,
+};
+
+impl Ledger {
+    /// Returns the rank of a request, and the position at which it is assessed; `None` for a newcomer if no request waits at its keys.
+    pub(super) fn decided(&self, op: &PlacedRequest, entry: Option<StoredEntry>) -> Option<DecidedRank> {
+        let WaitQueueView { line, ranks, .. } = &self.line;
+        if entry.is_none() && line.is_empty() && ranks.own.is_empty() {
+            return None;
+        }
+        let wait_keys = all_wait_keys(op, &self.limits, &self.clusters, &self.holds);
+        Some(ranks.decide(op, entry.map(|_| op.ask.ticket_id), wait_keys, (self.limits.fair_by(), self.now)))
+    }
+
+    /// Sets the keys where a request is short, and returns its rank with them.
+    pub(super) fn requeue(&mut self, rank: RankedRequest, wait_keys: &WaitKeys) -> RankedRequest {
+        let ticket_id = rank.ticket_id;
+        let short = wait_keys.iter().filter(|(_, is_short)| **is_short);
+        let short_at = short.map(|(wait_key, _)| wait_key.clone()).collect();
+        let now = self.line.ranks.rank_time(self.now);
+        let QueueRanks { own, latest, .. } = &mut self.line.ranks;
+        // The keys of an absent request are not stored.
+        let known = own.get(ticket_id).filter(|stored| !stored.is_absent).map(|stored| stored.short_at.clone());
+        let was_behind = own.get(ticket_id).is_some_and(|stored| stored.is_absent && stored.class == Class::Behind);
+        own.replace(RankedRequest { short_at: known.unwrap_or_default(), ..rank.clone() });
+        own.requeue(ticket_id, short_at, now, self.limits.fair_by());
+        if was_behind {
+            own.begin_turn(ticket_id, now);
+        }
+        let after = own.get(ticket_id).cloned().unwrap_or(rank);
+        *latest = (*latest).max(Some(after.rank_time));
+        self.rerank(Some(ticket_id));
+        after
+    }
+
+    /// Uses the turn of a granted request up, if it was queued.
+    pub(super) fn use_turn(&mut self, rank: &RankedRequest) {
+        let now = self.line.ranks.rank_time(self.now);
+        let QueueRanks { own, latest, absent_turns } = &mut self.line.ranks;
+        if own.get(rank.ticket_id).is_none() {
+            return;
+        }
+        *latest = Some(now);
+        own.replace(rank.clone());
+        own.granted(rank.ticket_id, now);
+        if rank.class != Class::Behind
+            && let Some(turn) = rank.turn.as_ref().and_then(|turn| absent_turns.take(turn))
+        {
+            own.use_absent(&turn);
+            self.deltas.turns_used.insert(turn, now);
+        }
+        self.rerank(None);
+    }
+
+    /// Hands the turn of a request on that leaves the queue without a grant.
+    pub(super) fn leave_turn(&mut self, ticket_id: Uuid) {
+        self.line.ranks.own.left(ticket_id);
+        self.rerank(None);
+    }
+
+    /// Moves the entries of the requests whose ranks have changed, except those of the request that is being decided.
+    fn rerank(&mut self, decided: Option<Uuid>) {
+        let own = &mut self.line.ranks.own;
+        for (ticket_id, before) in own.take_reranked() {
+            let Some(position) = own.get(ticket_id).map(RankedRequest::position) else { continue };
+            if decided == Some(ticket_id) {
+                continue;
+            }
+            if position > before {
+                let left = self.line.line.keys_of(ticket_id).into_keys();
+                left.for_each(|wait_key| self.deltas.freed.add_reservation(wait_key));
+            }
+            if position != before {
+                self.line.line.set_position(position);
+                self.deltas.woken.insert(ticket_id, position);
+            }
+            self.reranked.entry(ticket_id).or_insert(before);
+        }
+    }
+
+    /// Completes the deltas with the ranks at the end of the batch.
+    pub(super) fn rank_deltas(&mut self) {
+        let own = &self.line.ranks.own;
+        for delta in &mut self.deltas.waiting {
+            if let Some(rank) = own.get(delta.position.ticket_id()) {
+                (delta.position, delta.rank) = (rank.position(), rank.clone());
+            }
+            self.reranked.remove(&delta.position.ticket_id());
+        }
+        for delta in &mut self.deltas.moved {
+            if let Some(rank) = own.get(delta.position.ticket_id()) {
+                (delta.position, delta.rank) = (rank.position(), rank.clone());
+            }
+            self.reranked.remove(&delta.position.ticket_id());
+        }
+        let reranked = std::mem::take(&mut self.reranked).into_iter();
+        self.deltas.reranked.extend(
+            reranked
+                .filter_map(|(ticket_id, before)| Some(RerankedDelta { before, rank: own.get(ticket_id)?.clone() })),
+        );
+        self.deltas.woken.retain(|ticket_id, position| {
+            let rank = own.get(*ticket_id);
+            rank.inspect(|rank| *position = rank.position()).is_some()
+        });
+    }
+}
