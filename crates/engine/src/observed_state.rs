@@ -23,9 +23,10 @@ use rm_model::{
     limit::Limits,
     name::Name,
     operation::{KeptPosition, PlacedRequest, Rejection, RequestKey, RequestRecord},
+    order::{DecidedRank, QueueRanks},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
-    wait_queue::AssessedPosition,
+    wait_queue::{AssessedPosition, QueuePosition},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -102,15 +103,7 @@ impl CheckState {
         // A call with the request id of a waiting request is decided at the position of that.
         let position = own.or(kept.map(|kept| kept.position));
         assessment::check_em(em, &self.limits, &request.ask)?;
-        let decided = self.now.map(|now| {
-            let wait_keys = assessment::all_wait_keys(request, &self.limits, &self.clusters, &self.holds);
-            self.line.ranks.decide(
-                request,
-                position.map(|position| position.ticket_id()),
-                wait_keys,
-                (self.limits.fair_by(), now),
-            )
-        });
+        let decided = self.decided(request, position);
         let assessed = match &decided {
             Some(decided) => decided.assess(|position| self.assess(em, request, position))?,
             None => self.assess(em, request, &position.into())?,
@@ -130,6 +123,13 @@ impl CheckState {
                 }
             }
         })
+    }
+
+    /// Returns the rank of a request; `None` if no ranks were read.
+    fn decided(&self, request: &PlacedRequest, stored: Option<QueuePosition>) -> Option<DecidedRank> {
+        let order = (self.limits.fair_by(), self.now?);
+        let wait_keys = assessment::all_wait_keys(request, &self.limits, &self.clusters, &self.holds);
+        Some(self.line.ranks.decide(request, stored.map(|stored| stored.ticket_id()), wait_keys, order))
     }
 
     /// Assesses a request on its EM, in its scopes and in its external queue.
@@ -155,8 +155,11 @@ impl CheckState {
         let Some(em) = self.ems.get(&request.em) else { return DryRunResult::default() };
         let (scopes, resource) = (request.scopes(&self.limits), &request.ask.resource);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
+        let kept = request.ask.request_key().and_then(|key| self.kept.get(&key));
+        let position = self.decided(request, kept.map(|kept| kept.position)).map(|decided| decided.position);
+        let position = position.unwrap_or_default();
         DryRunResult {
-            head_room: assessment::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
+            head_room: assessment::head_room(em, &scopes, usage, &self.line.line, &position).unwrap_or_default(),
             advisory_violations: assessment::advisory_violations(&scopes, usage, &resource.zero_like(), resource),
         }
     }
@@ -201,6 +204,8 @@ impl ObservedState {
             }
             after.ems.retain(|em| !known.ems.contains_key(&em.instance));
             after.scopes.retain(|(scope, _)| !known.scopes.contains_key(scope));
+            // A later commit may have changed the positions.
+            after.line.ranks = QueueRanks::default();
             let wait_keys = after.line.wait_keys.take().unwrap_or_default();
             after.line.wait_keys =
                 Some(wait_keys.into_iter().filter(|(wait_key, _)| !known.line.line.contains(wait_key)).collect());

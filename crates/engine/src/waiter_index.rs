@@ -622,22 +622,28 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
     /// Moves waiters to their new positions, and wakes them: before freed capacity is offered, so that it reaches the first one.
     pub fn rerank(&mut self, positions: impl IntoIterator<Item = QueuePosition>) {
         for position in positions {
-            let Some(waiter) = self.waiters.get_mut(&position.ticket_id()) else {
+            self.move_to(position);
+            match self.waiter(position).is_some() {
+                true => self.wake(position, WakeReason::NEWS),
                 // The waiter may be about to enter.
-                self.publish(WaiterSet::Ticket(position.ticket_id()), None, false);
-                continue;
-            };
-            let (before, state) = (mem::replace(&mut waiter.position, position), waiter.state);
-            if before != position {
-                for key in waiter.all_keys() {
-                    if let Some(waiters) = self.waiters_at(key) {
-                        waiters.remove(before);
-                    }
-                }
-                self.set_state(position, state);
+                false => self.publish(WaiterSet::Ticket(position.ticket_id()), None, false),
             }
-            self.wake(position, WakeReason::NEWS);
         }
+    }
+
+    /// Moves a waiter to a position.
+    pub fn move_to(&mut self, position: QueuePosition) {
+        let Some(waiter) = self.waiters.get_mut(&position.ticket_id()).filter(|waiter| waiter.position != position)
+        else {
+            return;
+        };
+        let (before, state) = (mem::replace(&mut waiter.position, position), waiter.state);
+        for key in waiter.all_keys() {
+            if let Some(waiters) = self.waiters_at(key) {
+                waiters.remove(before);
+            }
+        }
+        self.set_state(position, state);
     }
 
     /// Hands the wake-ups of waiters that have left to the next ones. All of them have left, so that none is the next one.

@@ -285,7 +285,7 @@ impl From<&DimensionAssessment<'_>> for HeadRoom {
     }
 }
 
-/// Returns the amounts that are grantable to a request without a queue position. The list contains all dimensions of the EM
+/// Returns the amounts that are grantable to a request at `position`. The list contains all dimensions of the EM
 /// and all limited dimensions of each scope.
 ///
 /// # Errors
@@ -295,10 +295,11 @@ pub fn head_room<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     line: &WaitQueues,
+    position: &AssessedPosition,
 ) -> Result<Vec<HeadRoom>, Rejection> {
     let nothing = em.total.zero_like();
     let change = AmountChange { granted: &nothing, requested: &nothing };
-    let assessment = assess_dimensions(em, scopes, usage, line, &AssessedPosition::default(), change, change)?;
+    let assessment = assess_dimensions(em, scopes, usage, line, position, change, change)?;
     Ok(assessment.dimensions().map(HeadRoom::from).collect())
 }
 
@@ -370,7 +371,7 @@ pub fn check_em(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejec
     Ok(())
 }
 
-/// Returns whether [`assess`] would grant a request without a queue position. Cheaper, because it collects no reasons.
+/// Returns whether [`assess`] would grant a request after all queue entries. Cheaper, because it collects no reasons.
 pub fn fits<'a>(
     em: &Em,
     scopes: &[LimitedScope],

@@ -287,13 +287,13 @@ impl Ledger {
         let counts = |limited: &&LimitedScope| in_counters.counts(limited.counter.label_set_id, op.ask.ticket_id);
         let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
-        let judge = |position: &AssessedPosition| {
+        let assess_at = |position: &AssessedPosition| {
             let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
             Ok(self.clusters.judge(judged, op, position, &self.limits, &self.line.line, self.now))
         };
         let judged = match &decided {
-            Some(decided) => decided.assess(judge)?,
-            None => judge(&AssessedPosition::default())?,
+            Some(decided) => decided.assess(assess_at)?,
+            None => assess_at(&AssessedPosition::default())?,
         };
         let judged = self.holds.or_block(em.current, judged, op);
         let (share, queue) = match judged {

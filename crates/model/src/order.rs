@@ -2,8 +2,8 @@
 //!
 //! Requests with an equal turn are *own* requests of each other. A request is *behind* if an own present request is earlier
 //! in own order and short at a key where it is short, too. Otherwise it is a *first*. Firsts go by rank time, then requests
-//! behind go by entry time. A priority moves both by a head start. A granted first hands its turn to the next own request
-//! at each key, which then goes after all requests that wait already.
+//! behind go by the time since which they wait. A priority moves both by a head start. A granted first hands its turn to the
+//! next own request at each key, which then goes after all firsts that wait already.
 //!
 //! Invariant: rank times only rise, and a request never gains by the end of another one. At each key, at most one request
 //! of each other turn goes before a first.
@@ -27,7 +27,7 @@ use super::{
     wait_queue::{AssessedPosition, QueuePosition, WaitKey},
 };
 
-/// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go by entry time.
+/// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go in the order in which they enter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FairBy(BTreeSet<String>);
 

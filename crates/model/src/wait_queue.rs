@@ -419,7 +419,15 @@ impl WaitQueues {
             return Tally::default();
         }
         let wait_key = wait_key();
-        let mut ahead = self.reserved_ahead(&wait_key, position.at(&wait_key));
+        let at = position.at(&wait_key);
+        let mut ahead = self.reserved_ahead(&wait_key, at);
+        // The stored position of the request itself may be earlier.
+        let own = at
+            .map(|at| (at, at.ticket_id()))
+            .filter(|(at, own)| self.position_of(*own).is_some_and(|stored| stored < *at));
+        if let Some(reserved) = own.and_then(|(_, own)| self.reserved_by(&wait_key, own)) {
+            let _ = ahead.take_off(reserved);
+        }
         let later_own = position.later_own.get(&wait_key).and_then(|own| self.reserved_by(&wait_key, *own));
         if let Some(reserved) = later_own {
             // A sum that has saturated stays: the request then waits there, too.

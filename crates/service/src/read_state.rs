@@ -123,10 +123,11 @@ pub(super) async fn clusters(
 }
 
 /// Reads the queue entries at the wait keys of `requests`, and the entries and ranks of the waiting requests `in_line` and of the own
-/// requests that count for them.
+/// requests that count for them. In a batch, the decisions of the requests affect each other.
 pub(super) async fn line(
     connection: &mut PgConnection,
     (requests, in_line): (&[&PlacedRequest], &[Uuid]),
+    is_batch: bool,
     limits: &Limits,
     clusters: &Clusters,
     holds: &Holds,
@@ -144,7 +145,7 @@ pub(super) async fn line(
         return Ok(WaitQueueView { wait_keys: Some(ViewedKeys::new()), ..WaitQueueView::default() });
     }
     // Each decision of a turn may use up the first present request at a key.
-    let together = of_turn.into_values().max().unwrap_or(0);
+    let together = if is_batch { of_turn.into_values().max().unwrap_or(0) } else { 1 };
     let depth = together + 2;
     let query = RanksQuery { turn_keys: &turn_keys, ticket_ids: in_line, depth };
     let ranks = waiting::ranks(&mut *connection, query).await?;

@@ -4,7 +4,7 @@
 //! request checks again. A release sends the head of the queue to the committer directly behind itself. Each commit that frees
 //! capacity notifies the wait keys with a count, here and on other instances; a slow poll covers lost notifications.
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
-//! Never: grants; reorders the queue. Callers: `request_resource` (waiting requests), `committer` (freed capacity).
+//! Never: grants; decides a position. Callers: `request_resource` (waiting requests), `committer` (freed capacity).
 //!
 //! - `rm_engine::waiter_index`: the waiters by ticket id, wait key and position; `maintenance`: background tasks.
 
@@ -477,7 +477,12 @@ impl WaitHandle {
     /// Parks until a wake-up, the wait deadline or shutdown.
     pub async fn wait_for_wake(&self) -> WaitResult {
         // A separate statement, so that the index is unlocked before the wait.
-        let rested = self.in_index(Waiters::rest);
+        let position = self.position();
+        let rested = self.in_index(|index, ticket_id| {
+            // A late notification may have moved the waiter to a position that it has no longer.
+            position.into_iter().for_each(|position| index.move_to(position));
+            index.rest(ticket_id)
+        });
         match rested {
             Some(None) => {}
             Some(Some(wake)) => return WaitResult::Look(wake),

@@ -1,8 +1,8 @@
 //! Wait queues: `linkis_resource_waiting` has one row per waiting request, `linkis_resource_waiting_entry` one row per
 //! queue entry, and `linkis_rm_instance` one liveness row per instance with waiters.
 //!
-//! Entries of instances that are not alive do not count, and are deleted later. The committer inserts and moves entries
-//! under the resource locks. A cancelled request is removed without them, and so is one that an operator removes: its row is
+//! Entries of instances that are not alive do not count, and are deleted later. The committer inserts entries and moves them to
+//! other keys under the resource locks; `order` changes the positions of other requests without them. A cancelled request is removed without them, and so is one that an operator removes: its row is
 //! locked first. Never: decides a position; the ledger does.
 //! Callers: `rm_service::waiting` and the committer.
 //!
@@ -191,16 +191,16 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
             position, caps, claim, request_id, body_hash, waiting_scopes, turn, class, rank_time, was_shared, priority,
             em_conditions)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
-            resource_type, resource::jsonb, labels::jsonb, entered, entered, wait_until,
+            resource_type, resource::jsonb, labels::jsonb, waiting_since, entered, wait_until,
             position, caps::jsonb, claim, request_id, body_hash, waiting_scopes::bigint[], turn, class, rank_time, was_shared,
             priority, em_conditions
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
             $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[], $20::text[], $21::text[], $22::int2[],
-            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[])
+            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[], $27::timestamptz[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
                 resource_type, resource, labels, entered, wait_until, principal, position, caps, claim, request_id, body_hash,
-                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions)"#,
+                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions, waiting_since)"#,
     )
     .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -228,6 +228,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(ranks().map(|rank| rank.was_shared).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.priority).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.any_em.as_ref().map(|AnyEm(hash)| &hash[..])).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
@@ -386,7 +387,7 @@ pub async fn lock(
 }
 
 /// Requests without entries any more.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RemovedRequests {
     /// Number of requests, including those that keep their positions.
     pub requests: u64,

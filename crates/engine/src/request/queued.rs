@@ -301,7 +301,7 @@ impl<E> QueuedRequest<E> {
                 shared.mark_removed();
                 self.leave(LeaveReason::Decided(outcome), shared)
             }
-            // The instance missed its renewals and lost its entries. The request enters at the end of the queue.
+            // The instance missed its renewals and lost its entries. The request enters anew.
             Err(Failure::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
                 shared.mark_removed();
                 self.enter(shared)

@@ -160,6 +160,8 @@ pub struct EnqueuedDelta {
     pub position: QueuePosition,
     /// Rank of the request, with the keys where it is short.
     pub rank: RankedRequest,
+    /// Start of waiting.
+    pub since: OffsetDateTime,
     /// Deadline of the call.
     pub until: OffsetDateTime,
     /// The request with its waiting parameters.

@@ -1,7 +1,6 @@
 //! Wait queue entries in the ledger: a request enters a queue, moves between keys, and is removed.
 //!
-//! A request keeps its position until it leaves; a position of a request id outlives its call. Each removed key is recorded as
-//! freed, so that later entries are woken.
+//! A position of a request id outlives its call. Each removed key is recorded as freed, so that later entries are woken.
 
 use time::Duration;
 use uuid::Uuid;
@@ -120,14 +119,28 @@ impl Ledger {
             let waiting_scopes = op.waiting_scopes(&self.limits);
             let remaining = op.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
             let until = self.now.saturating_add(Duration::try_from(remaining).unwrap_or(Duration::MAX));
+            // The start of waiting stays when a later call takes the position over.
+            let earlier = self.waiting.get(&op.ask.ticket_id).map(|earlier| earlier.waiting_since);
+            let since = earlier.unwrap_or(rank.entered);
             let (request, wait_keys) = (op.clone(), wait_keys.clone());
-            self.deltas.waiting.push(EnqueuedDelta { position, rank, until, request, wait_keys, waiting_scopes });
+            self.deltas.waiting.push(EnqueuedDelta {
+                position,
+                rank,
+                since,
+                until,
+                request,
+                wait_keys,
+                waiting_scopes,
+            });
             // A later operation of this batch may take the position over.
             if let (Some(key), Some(request_id)) = (op.ask.request_key(), &op.ask.request_id) {
                 let body_hash = request_id.body_hash;
                 self.kept.insert(key, KeptPosition { body_hash, claim: op.claim(), position });
             }
-        } else if before != wait_keys || stored.is_none_or(|stored| stored != rank) {
+        } else if before != wait_keys
+            || stored.is_none_or(|stored| stored != rank)
+            || entry.is_some_and(|entry| entry.position != position)
+        {
             let (claim, em) = (op.claim(), op.em.clone());
             self.deltas.moved.push(RequeuedDelta { position, rank, claim, em, wait_keys: wait_keys.clone() });
         }

@@ -138,7 +138,7 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
     let kept = used.kept.values().map(|kept| kept.position.ticket_id());
     let in_line: Vec<Uuid> = queued.iter().copied().chain(kept).collect();
     let line = match anybody_waits {
-        true => read_state::line(&mut *connection, (&requests, &in_line), &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, (&requests, &in_line), false, &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
     let removed = read_state::removed(&mut *connection, queued.into_iter(), &line.line).await?;

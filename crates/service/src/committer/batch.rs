@@ -311,7 +311,7 @@ async fn read(
         false => HashMap::new(),
     };
     let line = match in_force.anybody_waits || !in_line.is_empty() {
-        true => read_state::line(&mut *connection, (&requests, &in_line), &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, (&requests, &in_line), true, &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
     let removed = read_state::removed(&mut *connection, queued.into_iter().chain(removing), &line.line).await?;

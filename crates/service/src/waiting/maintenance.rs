@@ -63,6 +63,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
     let mut keeper = WaitQueueMaintenance {
         session: line.store.session(),
         left: Vec::new(),
+        turns: Vec::new(),
         polls: 0,
         is_behind: false,
         answers_since: Instant::now(),
@@ -117,6 +118,8 @@ struct WaitQueueMaintenance {
     session: Session,
     /// Calls that have ended, until this is committed.
     left: Vec<Departure>,
+    /// Turns of requests that have left, until they are handed on.
+    turns: Vec<LeftTurn>,
     polls: u32,
     /// Whether the last poll swept as many requests as it may.
     is_behind: bool,
@@ -144,6 +147,9 @@ impl WaitQueueMaintenance {
     /// outage.
     async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
         self.remove_entries().await?;
+        if !self.turns.is_empty() {
+            self.notify(RemovedRequests::default()).await?;
+        }
         self.polls = self.polls.wrapping_add(1);
         let was_idle = line.is_idle.load(Ordering::Relaxed);
         let session = self.session().await?;
@@ -201,29 +207,35 @@ impl WaitQueueMaintenance {
     }
 
     async fn notify(&mut self, gone: RemovedRequests) -> Result<(), StoreError> {
-        if gone.wait_keys.is_empty() {
+        if gone.wait_keys.is_empty() && self.turns.is_empty() {
             return Ok(());
         }
         let freed = gone.wait_keys.counted_up_to(RESERVATIONS_COUNTED_MAX);
-        within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await?;
-        self.hand(gone.turns).await
-    }
-
-    /// Hands turns to the next own requests, and wakes these. Repeats it for requests that another transaction has, a few times.
-    async fn hand(&mut self, mut turns: Vec<LeftTurn>) -> Result<(), StoreError> {
+        self.turns.extend(gone.turns);
+        // Freed capacity wakes the next request, which must not take the turn at its earlier rank time.
+        let mut parts = self.hand().await?;
+        parts.extend(FreedNotification::at(&freed));
+        within_timeout(waiting::notify(self.session.get().await?, &parts)).await?;
         for _ in 0..HANDS_MAX {
-            if turns.is_empty() {
+            if self.turns.is_empty() {
                 break;
             }
-            let (heirs, locked) = within_timeout(waiting::hand(self.session.get().await?, turns)).await?;
-            let parts = FreedNotification::reranked(&heirs);
+            tokio::time::sleep(HAND_PAUSE).await;
+            let parts = self.hand().await?;
             within_timeout(waiting::notify(self.session.get().await?, &parts)).await?;
-            turns = locked;
-            if !turns.is_empty() {
-                tokio::time::sleep(HAND_PAUSE).await;
-            }
         }
         Ok(())
+    }
+
+    /// Hands turns to the next own requests, and returns the notifications for these. Keeps the turns whose heirs another transaction
+    /// has.
+    async fn hand(&mut self) -> Result<Vec<FreedNotification>, StoreError> {
+        if self.turns.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (heirs, locked) = within_timeout(waiting::hand(self.session.get().await?, &self.turns)).await?;
+        self.turns = locked;
+        Ok(FreedNotification::reranked(&heirs))
     }
 
     fn wake_and_notify(&mut self, kept: Result<(), StoreError>) {

@@ -183,7 +183,8 @@ pub async fn rerank(connection: &mut PgConnection, reranked: &[RerankedDelta]) -
     Ok(())
 }
 
-/// Marks absent firsts of turns that were used meanwhile, also those of dead instances: they begin new turns when they return.
+/// Marks absent firsts of turns that were used meanwhile, at any key, also those of dead instances: they begin new turns when they
+/// return.
 pub async fn use_turns(
     executor: impl PgExecutor<'_>,
     turns: &BTreeMap<Arc<str>, OffsetDateTime>,
@@ -229,7 +230,7 @@ pub(super) fn left_turns(gone: &[GoneRequest], removed: Vec<RemovedEntry>) -> Ve
 /// and the turns whose heirs another transaction has: it may remove them.
 pub async fn hand(
     executor: impl PgExecutor<'_>,
-    turns: Vec<LeftTurn>,
+    turns: &[LeftTurn],
 ) -> Result<(BTreeSet<QueuePosition>, Vec<LeftTurn>), StoreError> {
     let heirs: Vec<(i64, Vec<u8>, bool)> = sqlx::query_as(
         "-- waiting::hand
@@ -262,7 +263,8 @@ pub async fn hand(
     .await?;
     let locked = heirs.iter().filter(|(.., is_raised)| !is_raised);
     let locked = locked.filter_map(|(number, ..)| turns.get(usize::try_from(number - 1).ok()?).cloned()).collect();
+    let raised = heirs.iter().filter(|(.., is_raised)| *is_raised);
     let positions: Result<BTreeSet<QueuePosition>, StoreError> =
-        heirs.iter().map(|(_, position, _)| parse_position(position)).collect();
+        raised.map(|(_, position, _)| parse_position(position)).collect();
     Ok((positions?, locked))
 }
