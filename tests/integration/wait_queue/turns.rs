@@ -104,6 +104,20 @@ async fn turn_that_was_used_is_lost_to_absent_caller() {
     eventually("the caller is back", LONG, async || users(&first.client).await == ["mouse", "pig"]).await;
 }
 
+/// A rank time that another transaction has raised changes the stored position at the next check, and the request is served there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn turn_that_is_handed_on_late_changes_position() {
+    let (database, rm) = start().await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let pig = enqueue(&rm.client, patient(&em1, "pig", cpu(10))).await;
+    let mouse = enqueue(&rm.client, patient(&em1, "mouse", cpu(10))).await;
+    assert_eq!(users(&rm.client).await, ["pig", "mouse"]);
+    database.execute("UPDATE linkis_resource_waiting SET rank_time = clock_timestamp() WHERE \"user\" = 'pig'").await;
+    eventually("the position changes", LONG, async || users(&rm.client).await == ["mouse", "pig"]).await;
+    let calls = vec![("pig".to_owned(), pig), ("mouse".to_owned(), mouse)];
+    assert_eq!(served(&rm.client, (grant, "first".to_owned()), calls).await, ["mouse", "pig"]);
+}
+
 /// A request that waited for a limit of its user alone does not go before others at an EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn time_at_own_limit_gives_no_turn() {
