@@ -87,7 +87,8 @@ impl Holds {
     /// Replaces the assessment of a request that may wait and whose EM or user is held, or whose EM is closed, unless the request never
     /// fits. It waits only until the EM or user is open again, so that it keeps no capacity from others.
     ///
-    /// A request for any EM is also queued where it is short, because its other EMs may be open.
+    /// A request for any EM is also queued where it is short, because its other EMs may be open. It stays queued at its EM, so that
+    /// its class does not depend on what else is short.
     pub fn or_block<T>(
         &self,
         em: &Em,
@@ -103,7 +104,10 @@ impl Holds {
         let any_em = request.wait.is_some() && request.any_em;
         match assessed {
             Err(short) if short.refusal.never_fits => return Err(short),
-            Err(short) if any_em && held.refusal.is_of_em_alone() => held.wait_keys = short.wait_keys,
+            Err(short) if any_em && held.refusal.is_of_em_alone() => {
+                let here = std::mem::replace(&mut held.wait_keys, short.wait_keys);
+                held.wait_keys.extend(here);
+            }
             _ => {}
         }
         Err(Box::new(held))

@@ -159,8 +159,13 @@ fn requests_beside_faults_follow_transition_table() {
 }
 
 /// Runs that find known bugs of the wait queues, by shape and seed. Another simulator needs others.
-const CHOSEN: [(Shape, u64); 3] =
-    [(ORDERLY_FAULTS_OF_LIMITED_USERS, 1879), (SEVERAL_INSTANCES, 138), (ONE_INSTANCE, 169)];
+const CHOSEN: [(Shape, u64); 4] = [
+    (ORDERLY_FAULTS_OF_LIMITED_USERS, 1879),
+    (SEVERAL_INSTANCES, 138),
+    (ONE_INSTANCE, 169),
+    // A request at a closed EM was behind there, and a first at the limit of its user, in turn and without end.
+    (FAULTS_OF_LIMITED_USERS, 30_130_137_018_139_772),
+];
 
 #[test]
 fn requests_of_chosen_seeds_are_all_served() {

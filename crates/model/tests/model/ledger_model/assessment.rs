@@ -120,6 +120,8 @@ impl Model {
         if short.is_none() {
             // The request waits only for the end of the drain.
             at = vec![(Place::Em(ask.em), true)];
+        } else if is_drained {
+            at.iter_mut().filter(|(place, _)| *place == Place::Em(ask.em)).for_each(|(_, is_short)| *is_short = true);
         }
         let short = || at.iter().filter(|(_, is_short)| *is_short).map(|(place, _)| *place);
         let keeps_all = short().any(|place| is_first(&place)) && !short().all(Place::is_private);
