@@ -20,7 +20,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use rm_model::{
     assessment::Verdict,
     em::EmInstance,
-    operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection, RequestScopes, RequestSpec},
+    operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection, RequestSpec},
     placement::ClosedEm,
     wait_queue::{WaitKey, WaitKeys},
 };
@@ -271,7 +271,9 @@ impl<E> Request<E> {
             let em = em.clone();
             // The request is ready to wait, so the check is skipped: the ledger would find the same result. A full wait queue
             // is no reason for a refusal, because the request may fit.
-            if shared.needs_check(&placed(em.clone(), &first.ask, false)) && shared.enter_queue(false, &first.ask) {
+            if shared.needs_check(&PlacedRequest::new(em.clone(), &first.ask, false))
+                && shared.enter_queue(false, &first.ask)
+            {
                 return Self::queue(QueueStart { em, spec: first, others, is_named: true }, shared);
             }
         }
@@ -314,17 +316,6 @@ impl<E> Request<E> {
             Phase::Broken => None,
         };
         action.unwrap_or(Action::Reply(RequestResult::Broken { stage, event: name }))
-    }
-}
-
-fn placed(em: EmInstance, ask: &Arc<RequestSpec>, any_em: bool) -> PlacedRequest {
-    PlacedRequest {
-        em,
-        ask: ask.clone(),
-        wait: None,
-        any_em,
-        is_em_unavailable: false,
-        scopes: RequestScopes::default(),
     }
 }
 

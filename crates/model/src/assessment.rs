@@ -221,7 +221,7 @@ pub enum Verdict {
     Fits,
     /// The request cannot be granted now.
     Refused(Box<BlockedRequest>),
-    /// The waiting request cannot be granted now. Its position is not the one that the call knows: a commit returns it.
+    /// The waiting request cannot be granted now. The call does not know its position, which a commit returns.
     Reranked(Box<BlockedRequest>),
 }
 

@@ -422,14 +422,11 @@ impl WaitQueues {
         let at = position.at(&wait_key);
         let mut ahead = self.reserved_ahead(&wait_key, at);
         // The stored position of the request itself may be earlier.
-        let own = at
-            .map(|at| (at, at.ticket_id()))
-            .filter(|(at, own)| self.position_of(*own).is_some_and(|stored| stored < *at));
-        if let Some(reserved) = own.and_then(|(_, own)| self.reserved_by(&wait_key, own)) {
-            let _ = ahead.take_off(reserved);
-        }
-        let later_own = position.later_own.get(&wait_key).and_then(|own| self.reserved_by(&wait_key, *own));
-        if let Some(reserved) = later_own {
+        let itself = at.map(|at| at.ticket_id());
+        let is_ahead =
+            |ticket_id: &Uuid| self.position_of(*ticket_id).is_some_and(|stored| at.is_none_or(|at| stored < at));
+        let excluded = itself.into_iter().chain(position.later_own.get(&wait_key).copied()).filter(is_ahead);
+        for reserved in excluded.filter_map(|ticket_id| self.reserved_by(&wait_key, ticket_id)) {
             // A sum that has saturated stays: the request then waits there, too.
             let _ = ahead.take_off(reserved);
         }

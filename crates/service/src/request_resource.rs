@@ -20,7 +20,7 @@ use rm_model::{
     assessment::{DryRunResult, Verdict},
     cap::Cap,
     em::EmInstance,
-    operation::{Grant, Operation, Outcome, PlacedRequest, QueuedOutcome, Rejection, RequestScopes, RequestSpec},
+    operation::{Grant, Operation, Outcome, PlacedRequest, QueuedOutcome, Rejection, RequestSpec},
     placement::ClosedEm,
     principal::Actor,
     wait_queue::{WaitKey, WaitKeys},
@@ -177,7 +177,7 @@ impl RequestResourceService {
                 em
             }
         };
-        let placed = PlacedRequest { is_em_unavailable, ..request(em.clone(), &ask, any_em) };
+        let placed = PlacedRequest { is_em_unavailable, ..PlacedRequest::new(em.clone(), &ask, any_em) };
         let (verdict, room) = self.admission.check_with_headroom(placed, deadline).await?;
         Ok((em, verdict, room))
     }
@@ -449,16 +449,5 @@ impl SharedState for RequestCall<'_> {
         if let Some(queued) = &self.queued {
             queued.count_check(wake);
         }
-    }
-}
-
-fn request(em: EmInstance, ask: &Arc<RequestSpec>, any_em: bool) -> PlacedRequest {
-    PlacedRequest {
-        em,
-        ask: ask.clone(),
-        wait: None,
-        any_em,
-        is_em_unavailable: false,
-        scopes: RequestScopes::default(),
     }
 }

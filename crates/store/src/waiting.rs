@@ -2,8 +2,9 @@
 //! queue entry, and `linkis_rm_instance` one liveness row per instance with waiters.
 //!
 //! Entries of instances that are not alive do not count, and are deleted later. The committer inserts entries and moves them to
-//! other keys under the resource locks; `order` changes the positions of other requests without them. A cancelled request is removed without them, and so is one that an operator removes: its row is
-//! locked first. Never: decides a position; the ledger does.
+//! other keys under the resource locks; `order` changes the positions of other requests without them. A cancelled request is
+//! removed without them, and so is a request that an operator removes: its row is locked first. Never: decides a position; the
+//! ledger does.
 //! Callers: `rm_service::waiting` and the committer.
 //!
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
@@ -202,7 +203,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
                 resource_type, resource, labels, entered, wait_until, principal, position, caps, claim, request_id, body_hash,
                 waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions, waiting_since)"#,
     )
-    .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.ticket_id).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.user.as_str()).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.creator.as_str()).collect::<Vec<_>>())
@@ -216,7 +217,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(waiting.iter().map(|delta| delta.rank.entered).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.until).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.principal.as_str()).collect::<Vec<_>>())
-    .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.position().as_bytes().to_vec()).collect::<Vec<_>>())
     .bind(asks().map(|ask| caps_json(&ask.caps)).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.claim)).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.request_id.as_ref().map(|id| id.id.as_str())).collect::<Vec<_>>())
@@ -266,7 +267,7 @@ pub async fn counts(executor: impl PgExecutor<'_>, scopes: BTreeSet<Scope>) -> R
 /// # Errors
 /// [`StoreError::RowCount`] if a call no longer owns its position; database errors.
 pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> Result<(), StoreError> {
-    let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.position.ticket_id()).collect();
+    let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.rank.ticket_id).collect();
     let ranks = || moved.iter().map(|delta| &delta.rank);
     let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
     let done = sqlx::query(
@@ -282,7 +283,7 @@ pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> R
     .bind(application_names)
     .bind(instances)
     .bind(moved.iter().map(|delta| delta.claim).collect::<Vec<_>>())
-    .bind(moved.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
+    .bind(ranks().map(|rank| rank.position().as_bytes().to_vec()).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.class.number()).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.entered).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.rank_time).collect::<Vec<_>>())

@@ -96,8 +96,8 @@ async fn turn_that_was_used_is_lost_to_absent_caller() {
     let next = enqueue(&second.client, patient(&em1, "pig", cpu(10))).await;
     let _mouse = enqueue(&second.client, patient(&em1, "mouse", cpu(10))).await;
     connection.abort();
-    let is_absent = async || first.client.waiting().await.unwrap()[0].kept_until.is_some();
-    eventually("the caller is absent", LONG, is_absent).await;
+    let has_turn = async || users(&first.client).await == ["pig", "pig", "mouse"];
+    eventually("the next request has the turn", LONG, has_turn).await;
     first.client.resource_released(&release(&grant, "first")).await.unwrap();
     grant_of(next).await;
     let _back = request_in_task(&second.client, repeated);

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{
     Action, CANDIDATES_MAX, Event, Failure, InQueue, NumberedSpec, Patience, QueueStart, RequestResult, SharedState,
-    SurveyAge, WaitResult, fail, placed,
+    SurveyAge, WaitResult, fail,
 };
 use crate::wake_reason::WakeReason;
 
@@ -140,7 +140,7 @@ impl<E> QueuedRequest<E> {
         Self {
             stage: QueueStage::Done,
             is_named,
-            home: placed(em, &spec.ask, !is_named),
+            home: PlacedRequest::new(em, &spec.ask, !is_named),
             spec: spec.number,
             others,
             refusal: None,
@@ -232,7 +232,7 @@ impl<E> QueuedRequest<E> {
             QueueAttempt::Other { em, search } => {
                 is_elsewhere = true;
                 let ask = self.others.get(search.number).map_or(&home.ask, |other| &other.ask);
-                request = placed(em.clone(), ask, !self.is_named);
+                request = PlacedRequest::new(em.clone(), ask, !self.is_named);
             }
         }
         request.is_em_unavailable = self.is_unavailable(&request.em, shared);
@@ -535,7 +535,8 @@ impl<E> QueuedRequest<E> {
             };
             if let Some(em) = em {
                 let is_em_unavailable = self.is_unavailable(&em, shared);
-                let request = PlacedRequest { is_em_unavailable, ..placed(em.clone(), ask, !self.is_named) };
+                let request =
+                    PlacedRequest { is_em_unavailable, ..PlacedRequest::new(em.clone(), ask, !self.is_named) };
                 self.stage = QueueStage::CheckingOther { em, search };
                 return Action::Check(request, Some(InQueue { is_elsewhere: true }));
             }

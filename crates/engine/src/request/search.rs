@@ -16,7 +16,7 @@ use rm_model::{
 
 use super::{
     Action, CANDIDATES_MAX, Event, Failure, NumberedSpec, Patience, QueueStart, RequestResult, SharedState, SurveyAge,
-    fail, no_candidate, placed,
+    fail, no_candidate,
 };
 
 /// The action under way, and what follows from its result.
@@ -117,7 +117,7 @@ impl EmSearch {
     pub fn start<E>(&mut self, shared: &mut impl SharedState) -> SearchStep<E> {
         self.tried = TriedEms::default();
         match self.named.clone() {
-            Some(em) => self.attempt(placed(em, &self.spec.ask, false), Attempt::Named, shared),
+            Some(em) => self.attempt(PlacedRequest::new(em, &self.spec.ask, false), Attempt::Named, shared),
             None => self.survey(SurveyAge::Recent),
         }
     }
@@ -212,7 +212,7 @@ impl EmSearch {
         if self.tried.full < CANDIDATES_MAX
             && let Some(em) = shared.choose(&ask, &self.tried.ems)
         {
-            return self.attempt(placed(em.clone(), &ask, true), Attempt::Candidate(em), shared);
+            return self.attempt(PlacedRequest::new(em.clone(), &ask, true), Attempt::Candidate(em), shared);
         }
         if !self.tried.is_surveyed {
             self.tried.is_surveyed = true;
@@ -226,7 +226,7 @@ impl EmSearch {
         match contended.clone().or_else(|| shared.nearest_fit(&ask)) {
             Some(em) => {
                 let is_em_unavailable = shared.is_unavailable(&em);
-                let request = PlacedRequest { is_em_unavailable, ..placed(em, &ask, true) };
+                let request = PlacedRequest { is_em_unavailable, ..PlacedRequest::new(em, &ask, true) };
                 self.attempt(request, Attempt::LastResort { contended }, shared)
             }
             None => SearchStep::Act(no_candidate(&ask, shared)),

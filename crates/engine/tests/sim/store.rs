@@ -48,7 +48,7 @@ pub enum SimError {
 /// Result of an operation.
 pub type SimResult = Result<Outcome, Failure<SimError>>;
 
-/// What a change of the store tells the instances.
+/// Notification of the instances after a change of the store.
 #[derive(Debug, Clone, Default)]
 pub struct Notice {
     pub freed: FreedKeys,
@@ -64,7 +64,7 @@ impl From<FreedKeys> for Notice {
     }
 }
 
-/// What one batch did.
+/// Results of one batch.
 pub struct Committed {
     pub results: Vec<SimResult>,
     pub notice: Notice,
@@ -339,23 +339,24 @@ impl Store {
             assert!(self.request_ids.insert(record.key(), record).is_none(), "an id has one ticket");
         }
         for entry in deltas.waiting {
-            let keys: BTreeSet<WaitKey> = entry.wait_keys.keys().cloned().collect();
-            self.line.put(entry.position, &entry.wait_keys, &entry.request.ask.resource);
+            let (position, keys) = (entry.rank.position(), entry.wait_keys.keys().cloned().collect());
+            self.line.put(position, &entry.wait_keys, &entry.request.ask.resource);
             let (claim, rank) = (entry.request.claim(), entry.rank);
             let stored = StoredEntry { claim, request: entry.request, instance, keys, rank };
             let key = stored.request.ask.request_key();
             let has_key = |entry: &StoredEntry| key.is_some() && entry.request.ask.request_key() == key;
             assert!(!self.entries.values().any(has_key), "a request id has one position");
-            assert!(self.entries.insert(entry.position, stored).is_none(), "a request has one position");
+            assert!(self.entries.insert(position, stored).is_none(), "a request has one position");
         }
         for entry in deltas.moved {
-            let mut stored = self.take(entry.position.ticket_id()).unwrap();
+            let position = entry.rank.position();
+            let mut stored = self.take(entry.rank.ticket_id).unwrap();
             assert_eq!(stored.claim, entry.claim, "a call changes only its own position");
             stored.keys = entry.wait_keys.keys().cloned().collect();
             stored.request.em = entry.em;
             stored.rank = entry.rank;
-            self.line.put(entry.position, &entry.wait_keys, &stored.request.ask.resource);
-            assert!(self.entries.insert(entry.position, stored).is_none(), "a request has one position");
+            self.line.put(position, &entry.wait_keys, &stored.request.ask.resource);
+            assert!(self.entries.insert(position, stored).is_none(), "a request has one position");
         }
         for delta in deltas.reranked {
             let mut stored = self.take(delta.rank.ticket_id).unwrap();

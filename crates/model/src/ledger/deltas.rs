@@ -156,8 +156,6 @@ pub struct PostCommitState {
 /// A request that enters the wait queue.
 #[derive(Debug)]
 pub struct EnqueuedDelta {
-    /// Position of the request.
-    pub position: QueuePosition,
     /// Rank of the request, with the keys where it is short.
     pub rank: RankedRequest,
     /// Start of waiting.
@@ -175,8 +173,6 @@ pub struct EnqueuedDelta {
 /// A queued request with other wait keys, or with a new rank.
 #[derive(Debug)]
 pub struct RequeuedDelta {
-    /// Position of the request.
-    pub position: QueuePosition,
     /// Rank of the request, with the keys where it is short.
     pub rank: RankedRequest,
     /// Call that owns the position.

@@ -45,7 +45,7 @@ impl Ledger {
     pub(super) fn remove_waiting(&mut self, op: &RemoveWaiting) -> Result<Outcome, Rejection> {
         let ticket_id = op.ticket_id;
         let has_left = self.deltas.left_line.iter().any(|left| left.ticket_id == ticket_id);
-        let new = self.deltas.waiting.iter().find(|new| new.position.ticket_id() == ticket_id);
+        let new = self.deltas.waiting.iter().find(|new| new.rank.ticket_id == ticket_id);
         let new_claim = new.map(|new| new.request.claim());
         // An earlier operation of this batch may have granted or refused the request, or taken its position over.
         let Some(request) = self.waiting.remove(&ticket_id).filter(|_| !has_left || new_claim.is_some()) else {
@@ -123,15 +123,7 @@ impl Ledger {
             let earlier = self.waiting.get(&op.ask.ticket_id).map(|earlier| earlier.waiting_since);
             let since = earlier.unwrap_or(rank.entered);
             let (request, wait_keys) = (op.clone(), wait_keys.clone());
-            self.deltas.waiting.push(EnqueuedDelta {
-                position,
-                rank,
-                since,
-                until,
-                request,
-                wait_keys,
-                waiting_scopes,
-            });
+            self.deltas.waiting.push(EnqueuedDelta { rank, since, until, request, wait_keys, waiting_scopes });
             // A later operation of this batch may take the position over.
             if let (Some(key), Some(request_id)) = (op.ask.request_key(), &op.ask.request_id) {
                 let body_hash = request_id.body_hash;
@@ -142,7 +134,7 @@ impl Ledger {
             || entry.is_some_and(|entry| entry.position != position)
         {
             let (claim, em) = (op.claim(), op.em.clone());
-            self.deltas.moved.push(RequeuedDelta { position, rank, claim, em, wait_keys: wait_keys.clone() });
+            self.deltas.moved.push(RequeuedDelta { rank, claim, em, wait_keys: wait_keys.clone() });
         }
         let line = &mut self.line.line;
         let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
@@ -192,10 +184,10 @@ impl Ledger {
 
     /// Removes the row of a waiting request, stored or added by an earlier operation of this batch.
     fn remove_row(&mut self, owned: OwnedPosition) {
-        let is_other = |position: QueuePosition| position.ticket_id() != owned.ticket_id;
-        self.deltas.moved.retain(|moved| is_other(moved.position));
+        let is_other = |rank: &RankedRequest| rank.ticket_id != owned.ticket_id;
+        self.deltas.moved.retain(|moved| is_other(&moved.rank));
         let before = self.deltas.waiting.len();
-        self.deltas.waiting.retain(|new| is_other(new.position));
+        self.deltas.waiting.retain(|new| is_other(&new.rank));
         if self.deltas.waiting.len() == before {
             self.deltas.left_line.push(owned);
         }

@@ -97,17 +97,12 @@ impl Ledger {
     /// Completes the deltas with the ranks at the end of the batch.
     pub(super) fn rank_deltas(&mut self) {
         let own = &self.line.ranks.own;
-        for delta in &mut self.deltas.waiting {
-            if let Some(rank) = own.get(delta.position.ticket_id()) {
-                (delta.position, delta.rank) = (rank.position(), rank.clone());
+        let waiting = self.deltas.waiting.iter_mut().map(|delta| &mut delta.rank);
+        for rank in waiting.chain(self.deltas.moved.iter_mut().map(|delta| &mut delta.rank)) {
+            if let Some(last) = own.get(rank.ticket_id) {
+                rank.clone_from(last);
             }
-            self.reranked.remove(&delta.position.ticket_id());
-        }
-        for delta in &mut self.deltas.moved {
-            if let Some(rank) = own.get(delta.position.ticket_id()) {
-                (delta.position, delta.rank) = (rank.position(), rank.clone());
-            }
-            self.reranked.remove(&delta.position.ticket_id());
+            self.reranked.remove(&rank.ticket_id);
         }
         let reranked = std::mem::take(&mut self.reranked).into_iter();
         self.deltas.reranked.extend(

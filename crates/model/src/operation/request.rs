@@ -45,6 +45,12 @@ pub struct PlacedRequest {
 }
 
 impl PlacedRequest {
+    /// Creates an attempt on `em` that does not wait; `any_em` if the request names none.
+    pub fn new(em: EmInstance, ask: &Arc<RequestSpec>, any_em: bool) -> Self {
+        let (ask, scopes) = (ask.clone(), RequestScopes::default());
+        Self { em, ask, wait: None, any_em, is_em_unavailable: false, scopes }
+    }
+
     /// Returns the queue position that the request had last, if it has an entry.
     pub fn position(&self) -> Option<QueuePosition> {
         self.wait.as_ref()?.position

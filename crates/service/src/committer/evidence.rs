@@ -11,7 +11,8 @@ use time::OffsetDateTime;
 
 use rm_model::{
     ledger::Deltas,
-    wait_queue::{OwnedPosition, QueuePosition, WaitKeys},
+    order::RankedRequest,
+    wait_queue::{OwnedPosition, WaitKeys},
 };
 use rm_store::{StoreError, action_record, waiting};
 
@@ -39,10 +40,10 @@ impl Evidence {
         if let Some(number) = first_line {
             return Self::Told(number, now);
         }
-        let owned = |position: QueuePosition, claim| OwnedPosition { ticket_id: position.ticket_id(), claim };
+        let owned = |rank: &RankedRequest, claim| OwnedPosition { ticket_id: rank.ticket_id, claim };
         let entered = deltas.waiting.iter();
-        let entered = entered.map(|new| (owned(new.position, new.request.claim()), new.wait_keys.clone()));
-        let moved = deltas.moved.iter().map(|moved| (owned(moved.position, moved.claim), moved.wait_keys.clone()));
+        let entered = entered.map(|new| (owned(&new.rank, new.request.claim()), new.wait_keys.clone()));
+        let moved = deltas.moved.iter().map(|moved| (owned(&moved.rank, moved.claim), moved.wait_keys.clone()));
         let stands: Vec<_> = entered.chain(moved).collect();
         match (stands.is_empty(), deltas.left_line.is_empty()) {
             (false, _) => Self::Stands(stands),

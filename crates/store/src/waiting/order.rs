@@ -36,27 +36,41 @@ pub struct RanksQuery<'a> {
     pub depth: usize,
 }
 
+/// The first `$limit` present requests in own order, with entries that match `$condition`. `$overdue` is the parameter of the grace
+/// period, in seconds.
+macro_rules! present {
+    ($condition:literal, $overdue:literal, $limit:literal) => {
+        concat!(
+            "SELECT e.ticket_id, e.position FROM linkis_resource_waiting_entry e
+            WHERE ",
+            $condition,
+            " AND e.wait_until > clock_timestamp() - make_interval(secs => ",
+            $overdue,
+            ") AND EXISTS (SELECT FROM linkis_rm_instance i
+                WHERE i.instance_id = e.instance_id AND i.alive_until > clock_timestamp())
+            ORDER BY e.turn_key, e.own_time, e.ticket_id LIMIT ",
+            $limit
+        )
+    };
+}
+
 /// `$1`: hashes of turn keys; `$2`: ticket ids; `$3`: number of requests at each key; `$4`: seconds; `$5`: turns.
-const RANKS: &str = "-- waiting::ranks
+const RANKS: &str = concat!(
+    "-- waiting::ranks
     WITH requested AS (
         SELECT unnest($1::bytea[]) AS turn_key
         UNION
         SELECT e.turn_key FROM linkis_resource_waiting_entry e WHERE e.ticket_id = ANY ($2) AND e.turn_key IS NOT NULL),
     known AS (
         SELECT f.ticket_id FROM requested a CROSS JOIN LATERAL (
-            SELECT e.ticket_id FROM linkis_resource_waiting_entry e
-            WHERE e.turn_key = a.turn_key AND e.wait_until > clock_timestamp() - make_interval(secs => $4)
-                AND EXISTS (SELECT FROM linkis_rm_instance i
-                    WHERE i.instance_id = e.instance_id AND i.alive_until > clock_timestamp())
-            ORDER BY e.turn_key, e.own_time, e.ticket_id LIMIT $3) f
+            ",
+    present!("e.turn_key = a.turn_key", "$4", "$3"),
+    ") f
         UNION
         SELECT f.ticket_id FROM linkis_resource_waiting_entry o CROSS JOIN LATERAL (
-            SELECT e.ticket_id FROM linkis_resource_waiting_entry e
-            WHERE e.turn_key = o.turn_key AND (e.own_time, e.ticket_id) > (o.own_time, o.ticket_id)
-                AND e.wait_until > clock_timestamp() - make_interval(secs => $4)
-                AND EXISTS (SELECT FROM linkis_rm_instance i
-                    WHERE i.instance_id = e.instance_id AND i.alive_until > clock_timestamp())
-            ORDER BY e.turn_key, e.own_time, e.ticket_id LIMIT 1) f
+            ",
+    present!("e.turn_key = o.turn_key AND (e.own_time, e.ticket_id) > (o.own_time, o.ticket_id)", "$4", "1"),
+    ") f
         WHERE o.ticket_id = ANY ($2) AND o.turn_key IS NOT NULL
         UNION
         SELECT unnest($2)),
@@ -68,11 +82,9 @@ const RANKS: &str = "-- waiting::ranks
                 SELECT e.turn_key FROM linkis_resource_waiting_entry e
                 WHERE e.ticket_id = known.ticket_id AND e.turn_key IS NOT NULL OFFSET 0) e) k
         CROSS JOIN LATERAL (
-            SELECT e.ticket_id FROM linkis_resource_waiting_entry e
-            WHERE e.turn_key = k.turn_key AND e.wait_until > clock_timestamp() - make_interval(secs => $4)
-                AND EXISTS (SELECT FROM linkis_rm_instance i
-                    WHERE i.instance_id = e.instance_id AND i.alive_until > clock_timestamp())
-            ORDER BY e.turn_key, e.own_time, e.ticket_id LIMIT 1) f)
+            ",
+    present!("e.turn_key = k.turn_key", "$4", "1"),
+    ") f)
     SELECT m.latest, m.absent, w.ticket_id, w.turn, w.class, w.entered, w.rank_time, w.was_shared, w.priority, w.em_conditions,
         w.is_absent, e.wait_key
     FROM (SELECT (SELECT max(rank_time) FROM linkis_resource_waiting) AS latest,
@@ -88,7 +100,8 @@ const RANKS: &str = "-- waiting::ranks
             FROM linkis_resource_waiting w WHERE w.ticket_id = k.ticket_id OFFSET 0) w) ON true
     LEFT JOIN LATERAL (
         SELECT e.wait_key::text FROM linkis_resource_waiting_entry e
-        WHERE e.ticket_id = w.ticket_id AND e.is_short OFFSET 0) e ON true";
+        WHERE e.ticket_id = w.ticket_id AND e.is_short OFFSET 0) e ON true",
+);
 
 /// Returns the waiting requests that are decided, and the own requests that their decisions can affect. These are the first ones and
 /// the next later one at each key, and the first one at each other key of these.
@@ -233,18 +246,16 @@ pub async fn hand(
     turns: &[LeftTurn],
 ) -> Result<(BTreeSet<QueuePosition>, Vec<LeftTurn>), StoreError> {
     let heirs: Vec<(i64, Vec<u8>, bool)> = sqlx::query_as(
-        "-- waiting::hand
+        concat!(
+            "-- waiting::hand
         WITH heirs AS MATERIALIZED (
             SELECT g.number, h.ticket_id, h.position, g.rank_time
             FROM unnest($1::bytea[], $2::timestamptz[], $3::uuid[], $4::timestamptz[]) WITH ORDINALITY
                 AS g (turn_key, own_time, ticket_id, rank_time, number)
             CROSS JOIN LATERAL (
-                SELECT e.ticket_id, e.position FROM linkis_resource_waiting_entry e
-                WHERE e.turn_key = g.turn_key AND (e.own_time, e.ticket_id) > (g.own_time, g.ticket_id)
-                    AND e.wait_until > clock_timestamp() - make_interval(secs => $5)
-                    AND EXISTS (SELECT FROM linkis_rm_instance i
-                        WHERE i.instance_id = e.instance_id AND i.alive_until > clock_timestamp())
-                ORDER BY e.turn_key, e.own_time, e.ticket_id LIMIT 1) h),
+                ",
+            present!("e.turn_key = g.turn_key AND (e.own_time, e.ticket_id) > (g.own_time, g.ticket_id)", "$5", "1"),
+            ") h),
         free AS MATERIALIZED (
             SELECT w.ticket_id, h.rank_time FROM (SELECT ticket_id, max(rank_time) AS rank_time FROM heirs GROUP BY ticket_id) h
             CROSS JOIN LATERAL (
@@ -252,7 +263,8 @@ pub async fn hand(
         raised AS (
             UPDATE linkis_resource_waiting w SET rank_time = greatest(w.rank_time, free.rank_time)
             FROM free WHERE w.ticket_id = free.ticket_id)
-        SELECT number, position, EXISTS (SELECT FROM free WHERE free.ticket_id = heirs.ticket_id) FROM heirs",
+        SELECT number, position, EXISTS (SELECT FROM free WHERE free.ticket_id = heirs.ticket_id) FROM heirs"
+        ),
     )
     .bind(turns.iter().map(|turn| &turn.turn_key[..]).collect::<Vec<_>>())
     .bind(turns.iter().map(|turn| turn.own_time).collect::<Vec<_>>())

@@ -326,11 +326,12 @@ impl Tables {
             let (ask, wait_keys) = (&new.request.ask, new.wait_keys);
             let (resource, claim) = (ask.resource.clone(), new.request.claim().expect("the request waits"));
             let request_id = ask.request_key().zip(ask.request_id.clone());
+            let position = new.rank.position();
             let stored = StoredWaiting { resource, wait_keys, claim, request_id, rank: new.rank };
-            assert!(self.waiting.insert(new.position, stored).is_none(), "inserted rows are new");
+            assert!(self.waiting.insert(position, stored).is_none(), "inserted rows are new");
         }
         for moved in deltas.moved {
-            let stored = self.waiting.get_mut(&moved.position).expect("without turns, no position changes");
+            let stored = self.waiting.get_mut(&moved.rank.position()).expect("without turns, no position changes");
             assert_eq!(Some(stored.claim), moved.claim, "the call owns the row");
             (stored.wait_keys, stored.rank) = (moved.wait_keys, moved.rank);
         }
