@@ -208,7 +208,7 @@ impl Yarn {
         assert_eq!(without_numbers(&answer), without_numbers(&fs::read_to_string(&kept).unwrap()), "{file}");
     }
 
-    /// Starts an application that only sleeps. Returns its id.
+    /// Starts an application that only sleeps. YARN starts its process again if a start fails. Returns its id.
     async fn submit(&self, queue: &str, memory: i64, cores: i64) -> String {
         let (_, new) = self.call("POST", "/ws/v1/cluster/apps/new-application?user.name=hadoop", "").await.unwrap();
         let new: Value = serde_json::from_str(&new).unwrap();
@@ -216,7 +216,7 @@ impl Yarn {
         let application = serde_json::json!({
             "application-id": id, "application-name": "sleeps", "application-type": "YARN", "queue": queue,
             "am-container-spec": {"commands": {"command": "sleep 300"}},
-            "resource": {"memory": memory, "vCores": cores}, "max-app-attempts": 1, "unmanaged-AM": false,
+            "resource": {"memory": memory, "vCores": cores}, "unmanaged-AM": false,
         });
         let path = "/ws/v1/cluster/apps?user.name=hadoop";
         let (_, got) = self.call("POST", path, &application.to_string()).await.unwrap();
@@ -228,6 +228,14 @@ impl Yarn {
         let path = format!("/ws/v1/cluster/apps/{id}/state?user.name=hadoop");
         let (head, _) = self.call("PUT", &path, r#"{"state": "KILLED"}"#).await.unwrap();
         assert!(head.split(' ').nth(1).is_some_and(|status| status.starts_with('2')), "{head}");
+    }
+
+    /// State and diagnostics of each application.
+    async fn applications(&self) -> Vec<[Value; 2]> {
+        let (_, list) = self.call("GET", "/ws/v1/cluster/apps", "").await.unwrap_or_default();
+        let list: Value = serde_json::from_str(&list).unwrap_or_default();
+        let applications = list["apps"]["app"].as_array().into_iter().flatten();
+        applications.map(|one| [one["state"].clone(), one["diagnostics"].clone()]).collect()
     }
 
     /// Maximum and use of every queue, in MB and cores, and whether it runs, by path.
@@ -290,7 +298,7 @@ async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn
         let (got, said) = (listed(client).await, yarn.queues().await.unwrap_or_default());
         let both = format!("{got:?}\n{said:?}");
         if last.replace(both.clone()) != both {
-            println!("{what}: {both}");
+            println!("{what}: {both}\n{:?}", yarn.applications().await);
         }
         !said.is_empty() && said == got && is_so(&got)
     })

@@ -6,6 +6,7 @@ use rm_client::{ResourceRequest, RmClient};
 use rm_model::operation::Grant;
 use rm_proto::{page::PageRequest, v1 as proto};
 use sqlx::Connection as _;
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::{faults::random::Random, harness::*};
@@ -195,5 +196,36 @@ async fn user_sums_include_late_commits() {
     assert_eq!(names(&rm.client, "").await, ["first"]);
     late.commit().await.unwrap();
     eventually("all are listed", LONG, async || names(&rm.client, "").await == ["first", "late", "second"]).await;
+    rm.stop().await;
+}
+
+/// Many changes of a user cost one write: otherwise the task competes with the grants that it sums.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_is_written_once_per_round_of_changes() {
+    const USERS: usize = 320;
+    const CHANGES: i64 = 7;
+    let (database, rm) = start_with_em(em("host1"), load(10_000, 10_000, 10_000)).await;
+    let mut blocker = database.connect().await;
+    let mut blocker = blocker.begin().await.unwrap();
+    sqlx::query("SELECT FROM linkis_user_sum_progress FOR UPDATE").execute(&mut *blocker).await.unwrap();
+    let mut callers = JoinSet::new();
+    for number in 0..USERS {
+        let client = rm.client.clone();
+        callers.spawn(async move {
+            let user = format!("user{number}");
+            let granted = grant(&client, &user, 1, 1).await;
+            client.resource_inited(&inited(&granted, &user, None)).await.unwrap();
+            for cores in 3..=CHANGES {
+                client.resource_reported(&granted.reported(name(&user), load(1, cores, 1))).await.unwrap();
+            }
+        });
+    }
+    callers.join_all().await;
+    // A round that began before may write each user, and the next one reads 2,240 lines and writes each user.
+    let steps = || rm.metric("linkis_rm_user_sums_step_seconds_count");
+    let before = steps();
+    blocker.commit().await.unwrap();
+    assert_sums_equal_tickets(&rm.client).await;
+    assert!(steps() - before <= 50.0, "{}", steps() - before);
     rm.stop().await;
 }

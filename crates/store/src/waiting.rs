@@ -27,8 +27,8 @@ use rm_model::{
     resource::Resource,
     scope::Scope,
     wait_queue::{
-        FreedKeys, OwnedPosition, POSITION_BYTES, QueueEntry, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
-        WaitingRequest,
+        FreedKeys, OwnedPosition, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys,
+        WaitQueues, WaitingRequest,
     },
 };
 
@@ -150,15 +150,23 @@ pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) 
     wait_keys.iter().map(|wait_key| parse_wait_key(wait_key)).collect()
 }
 
-/// Returns those of `positions` that their calls still own, by ticket id, with their wait keys, each with whether the request is
-/// short there.
-pub async fn wait_keys_of(
+/// Place of a waiting request: its position, and its wait keys, each with whether the request is short there.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StoredPlace {
+    /// The position.
+    pub position: QueuePosition,
+    /// The wait keys.
+    pub wait_keys: WaitKeys,
+}
+
+/// Returns the places of those of `positions` that their calls still own, by ticket id.
+pub async fn places_of(
     executor: impl PgExecutor<'_>,
     positions: &[OwnedPosition],
-) -> Result<HashMap<Uuid, WaitKeys>, StoreError> {
-    let rows: Vec<(Uuid, Option<String>, Option<bool>)> = sqlx::query_as(
-        "-- waiting::wait_keys_of
-        SELECT w.ticket_id, s.wait_key::text, s.is_short FROM unnest($1::uuid[], $2::uuid[]) AS d (ticket_id, claim)
+) -> Result<HashMap<Uuid, StoredPlace>, StoreError> {
+    let rows: Vec<(Vec<u8>, Option<String>, Option<bool>)> = sqlx::query_as(
+        "-- waiting::places_of
+        SELECT w.position, s.wait_key::text, s.is_short FROM unnest($1::uuid[], $2::uuid[]) AS d (ticket_id, claim)
         JOIN linkis_resource_waiting w ON w.ticket_id = d.ticket_id AND w.claim IS NOT DISTINCT FROM d.claim
         LEFT JOIN linkis_resource_waiting_entry s ON s.ticket_id = w.ticket_id",
     )
@@ -166,14 +174,16 @@ pub async fn wait_keys_of(
     .bind(positions.iter().map(|position| position.claim).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    let mut entries: HashMap<Uuid, WaitKeys> = HashMap::new();
-    for (ticket_id, wait_key, is_short) in rows {
-        let wait_keys = entries.entry(ticket_id).or_default();
+    let mut places = HashMap::new();
+    for (position, wait_key, is_short) in rows {
+        let position = parse_position(&position)?;
+        let place =
+            places.entry(position.ticket_id()).or_insert_with(|| StoredPlace { position, wait_keys: WaitKeys::new() });
         if let (Some(wait_key), Some(is_short)) = (wait_key, is_short) {
-            wait_keys.insert(parse_wait_key(&wait_key)?, is_short);
+            place.wait_keys.insert(parse_wait_key(&wait_key)?, is_short);
         }
     }
-    Ok(entries)
+    Ok(places)
 }
 
 /// Inserts newly waiting requests with their entries.

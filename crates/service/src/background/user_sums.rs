@@ -1,9 +1,10 @@
 //! Sums by user: keeps the sums of the live tickets of each user, for the list of the users with the most use.
 //!
-//! A run reads all live tickets once, compares the stored sums with them, and then applies the changes of the history. Each
-//! step writes the sums of the changed users in the transaction that advances the progress. A change states the amounts after
-//! it, so changes that the first read has seen already are harmless. A run ends if another instance begins one, if the
-//! database was restored to an earlier state, or if lines were deleted that it has not read.
+//! A run reads all live tickets once, compares the stored sums with them, and then applies the changes of the history in
+//! rounds. A round reads all changes since the last one, and then writes each changed user once. The progress advances with
+//! the last write of a round. A change states the amounts after it, so changes that the first read has seen already are
+//! harmless. A run ends if another instance begins one, if the database was restored to an earlier state, or if lines were
+//! deleted that it has not read.
 //!
 //! Never: decides a grant; adds work to a commit of the committer.
 //! Caller: the task driver (`background`).
@@ -11,6 +12,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -35,23 +37,41 @@ const COMPARED: i64 = 250;
 const LINES: i64 = 250;
 const WRITTEN: usize = 32;
 
+/// Pause after a step of a round, as a multiple of its duration: rounds use at most a tenth of a connection's time.
+const ROUND_PAUSE_TIMES: u32 = 9;
+
 /// Phase of a run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Phase {
     /// Reads the tickets after this one.
     Tickets(Uuid),
     /// Compares the stored sums of the users after this one.
     Stored(String),
-    /// Applies changes.
-    Changes,
+    /// Begins the next round.
+    Round,
+    /// Reads the changes of a round.
+    Changes(SumRound),
+    /// Writes the sums of the changed users.
+    Writes(SumRound),
+}
+
+/// One round of changes. Each changed user is written once, after all changes of the round are read.
+#[derive(Debug, Clone, Copy)]
+struct SumRound {
+    /// Number of the last history line of the round.
+    to: i64,
+    /// Time before which all changes are in the round.
+    until: OffsetDateTime,
 }
 
 /// One run: all live tickets, as of a history line.
 #[derive(Debug)]
 struct SumRun {
     writer: Uuid,
-    /// Number of the last applied history line.
-    number: i64,
+    /// Number of the last history line of the last complete round.
+    written: i64,
+    /// Number of the last history line that `tickets` includes.
+    read: i64,
     tickets: UserTickets,
     /// Users whose stored sums may differ.
     changed: BTreeSet<Name>,
@@ -81,51 +101,38 @@ impl SumByUser {
         };
         let writer = Uuid::new_v4();
         within_timeout(user_sum::begin(connection, writer, number)).await?;
-        let phase = Phase::Tickets(Uuid::nil());
-        Ok(Some(SumRun { writer, number, tickets: UserTickets::default(), changed: BTreeSet::new(), phase }))
+        let (tickets, changed, phase) = (UserTickets::default(), BTreeSet::new(), Phase::Tickets(Uuid::nil()));
+        Ok(Some(SumRun { writer, written: number, read: number, tickets, changed, phase }))
     }
 
     /// Does the next step of a run. Returns `None` if the run has ended.
     async fn advance(&self, run: &mut SumRun, session: &mut Session) -> Result<Option<Step>, StoreError> {
-        match &run.phase {
-            &Phase::Tickets(after) => run.read_tickets(session.get().await?, after).await?,
-            Phase::Stored(after) => run.compare(session.get().await?, &after.clone()).await?,
-            Phase::Changes => return self.write_next(run, session).await,
+        match run.phase.clone() {
+            Phase::Tickets(after) => run.read_tickets(session.get().await?, after).await?,
+            Phase::Stored(after) => run.compare(session.get().await?, &after).await?,
+            Phase::Round => return self.begin_round(run, session.get().await?).await.map(Some),
+            Phase::Changes(round) => run.read_changes(session.get().await?, round).await?,
+            Phase::Writes(round) => return run.write_next(session, round).await,
         }
         Ok(Some(Step::More))
     }
 
-    /// Applies the next changes and writes the sums of some changed users. Returns `None` if the run has ended.
-    async fn write_next(&self, run: &mut SumRun, session: &mut Session) -> Result<Option<Step>, StoreError> {
-        let transaction = within_timeout(session.begin()).await?;
+    async fn begin_round(&self, run: &mut SumRun, connection: &mut PgConnection) -> Result<Step, StoreError> {
         // The time is read first: all changes before it have smaller numbers.
-        let now = within_timeout(clock(&mut *transaction)).await?;
-        let Some(settled) = within_timeout(self.history.settled_number(&mut *transaction)).await? else {
-            session.idle().await;
-            return Ok(Some(Step::Done));
+        let until = within_timeout(clock(&mut *connection)).await?;
+        let Some(to) = within_timeout(self.history.settled_number(connection)).await? else {
+            return Ok(Step::Done);
         };
-        let to = run.apply_next(&mut *transaction, settled).await?;
-        let written: Vec<_> =
-            run.changed.iter().take(WRITTEN).map(|user| (user.clone(), run.tickets.sum(user))).collect();
-        let is_complete = to == settled && written.len() == run.changed.len();
-        let progress =
-            SumProgress { writer: run.writer, from: run.number, to, complete_until: is_complete.then_some(now) };
-        if !within_timeout(user_sum::advance(&mut *transaction, &progress)).await? {
-            session.idle().await;
-            return Ok(None);
-        }
-        within_timeout(user_sum::write(&mut *transaction, &written)).await?;
-        within_timeout(session.commit()).await?;
-        session.idle().await;
-        run.number = to;
-        for (user, _) in &written {
-            run.changed.remove(user);
-        }
-        Ok(Some(if is_complete { Step::Done } else { Step::More }))
+        run.phase = Phase::Changes(SumRound { to, until });
+        Ok(Step::More)
     }
 }
 
 impl SumRun {
+    fn is_first_read(&self) -> bool {
+        matches!(self.phase, Phase::Tickets(_) | Phase::Stored(_))
+    }
+
     /// Adds a page of the live tickets.
     async fn read_tickets(&mut self, connection: &mut PgConnection, after: Uuid) -> Result<(), StoreError> {
         let page = within_timeout(user_sum::tickets(connection, after, TICKETS)).await?;
@@ -145,7 +152,7 @@ impl SumRun {
         let page: Vec<(Name, UserSum)> = within_timeout(user_sum::stored(connection, after, COMPARED)).await?;
         self.phase = match page.last().filter(|_| is_full(page.len(), COMPARED)) {
             Some((user, _)) => Phase::Stored(user.to_string()),
-            None => Phase::Changes,
+            None => Phase::Round,
         };
         for (user, sum) in page {
             let _ = match self.tickets.sum(&user) == Some(sum) {
@@ -156,19 +163,42 @@ impl SumRun {
         Ok(())
     }
 
-    /// Applies the next changes up to line `settled`, unless many users wait for their write. Returns the number of the last
-    /// applied line.
-    async fn apply_next(&mut self, connection: &mut PgConnection, settled: i64) -> Result<i64, StoreError> {
-        if self.changed.len() >= WRITTEN || settled <= self.number {
-            return Ok(self.number);
-        }
-        let lines = within_timeout(user_sum::changes(connection, self.number, settled, LINES)).await?;
-        let last = lines.last().filter(|_| is_full(lines.len(), LINES)).map_or(settled, |(number, _)| *number);
+    /// Applies a page of the changes of a round.
+    async fn read_changes(&mut self, connection: &mut PgConnection, round: SumRound) -> Result<(), StoreError> {
+        let lines = within_timeout(user_sum::changes(connection, self.read, round.to, LINES)).await?;
+        let last = lines.last().filter(|_| is_full(lines.len(), LINES)).map(|(number, _)| *number);
         for (_, change) in lines {
             self.changed.insert(change.user.clone());
             self.tickets.apply(change);
         }
-        Ok(last)
+        self.read = last.unwrap_or(round.to);
+        if last.is_none() {
+            self.phase = Phase::Writes(round);
+        }
+        Ok(())
+    }
+
+    /// Writes the sums of some changed users. Returns `None` if the run has ended.
+    async fn write_next(&mut self, session: &mut Session, round: SumRound) -> Result<Option<Step>, StoreError> {
+        let sums: Vec<_> =
+            self.changed.iter().take(WRITTEN).map(|user| (user.clone(), self.tickets.sum(user))).collect();
+        let is_last = sums.len() == self.changed.len();
+        let (to, complete_until) = if is_last { (round.to, Some(round.until)) } else { (self.written, None) };
+        let progress = SumProgress { writer: self.writer, from: self.written, to, complete_until };
+        let transaction = within_timeout(session.begin()).await?;
+        if !within_timeout(user_sum::advance(&mut *transaction, &progress)).await? {
+            return Ok(None);
+        }
+        within_timeout(user_sum::write(&mut *transaction, &sums)).await?;
+        within_timeout(session.commit()).await?;
+        self.written = to;
+        for (user, _) in &sums {
+            self.changed.remove(user);
+        }
+        if is_last {
+            self.phase = Phase::Round;
+        }
+        Ok(Some(if is_last { Step::Done } else { Step::More }))
     }
 }
 
@@ -193,6 +223,8 @@ impl Task for SumByUser {
             None => self.begin(session).await?,
         };
         let Some(mut run) = run else { return Ok(Step::Done) };
+        // No sums are written before the end of the first read, which therefore takes half of a connection's time.
+        let pause_times = if run.is_first_read() { 1 } else { ROUND_PAUSE_TIMES };
         let step = self.advance(&mut run, session).await;
         self.metrics.user_sums.step.observe(begun.elapsed().as_secs_f64());
         self.metrics.user_sums.tickets.set(i64::try_from(run.tickets.len()).unwrap_or(i64::MAX));
@@ -202,7 +234,8 @@ impl Task for SumByUser {
         }
         let step = step?.unwrap_or(Step::More);
         if step == Step::More {
-            tokio::time::sleep(begun.elapsed()).await;
+            session.give_back().await;
+            tokio::time::sleep(begun.elapsed() * pause_times).await;
         }
         Ok(step)
     }

@@ -14,17 +14,20 @@ use rm_model::{
     order::RankedRequest,
     wait_queue::{OwnedPosition, WaitKeys},
 };
-use rm_store::{StoreError, action_record, waiting};
+use rm_store::{
+    StoreError, action_record,
+    waiting::{self, StoredPlace},
+};
 
 /// Rows that only this batch can have written or deleted.
 #[derive(Debug)]
 pub(super) enum Evidence {
     /// History line, by number and time. Each batch that grants, ends or changes a ticket, or changes an EM, writes one, and no
     /// other transaction writes that number.
-    Told(i64, OffsetDateTime),
-    /// Queue entries that the batch inserted or updated, with their wait keys. If none matches, the batch was rolled back or
-    /// the entries were deleted since; in both cases, the requests enter the queue again.
-    Stands(Vec<(OwnedPosition, WaitKeys)>),
+    Line(i64, OffsetDateTime),
+    /// Places in the queue that the batch wrote. If none matches, the batch was rolled back or the places have changed since; in
+    /// both cases, the requests enter the queue again.
+    Places(Vec<(OwnedPosition, StoredPlace)>),
     /// Positions that the batch deleted without a history line. If their calls own none of them, they are deleted, regardless of
     /// the transaction that did it.
     Left(Vec<OwnedPosition>),
@@ -38,15 +41,17 @@ impl Evidence {
     /// any.
     pub fn of(deltas: &Deltas, first_line: Option<i64>, now: OffsetDateTime) -> Self {
         if let Some(number) = first_line {
-            return Self::Told(number, now);
+            return Self::Line(number, now);
         }
-        let owned = |rank: &RankedRequest, claim| OwnedPosition { ticket_id: rank.ticket_id, claim };
-        let entered = deltas.waiting.iter();
-        let entered = entered.map(|new| (owned(&new.rank, new.request.claim()), new.wait_keys.clone()));
-        let moved = deltas.moved.iter().map(|moved| (owned(&moved.rank, moved.claim), moved.wait_keys.clone()));
-        let stands: Vec<_> = entered.chain(moved).collect();
-        match (stands.is_empty(), deltas.left_line.is_empty()) {
-            (false, _) => Self::Stands(stands),
+        let written = |rank: &RankedRequest, claim, wait_keys: &WaitKeys| {
+            let place = StoredPlace { position: rank.position(), wait_keys: wait_keys.clone() };
+            (OwnedPosition { ticket_id: rank.ticket_id, claim }, place)
+        };
+        let entered = deltas.waiting.iter().map(|new| written(&new.rank, new.request.claim(), &new.wait_keys));
+        let moved = deltas.moved.iter().map(|moved| written(&moved.rank, moved.claim, &moved.wait_keys));
+        let places: Vec<_> = entered.chain(moved).collect();
+        match (places.is_empty(), deltas.left_line.is_empty()) {
+            (false, _) => Self::Places(places),
             (true, false) => Self::Left(deltas.left_line.clone()),
             (true, true) => Self::Step,
         }
@@ -58,13 +63,13 @@ impl Evidence {
     /// [`StoreError`] if the rows cannot be read.
     pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
         Ok(match self {
-            Self::Told(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
-            Self::Stands(stands) => {
-                let positions: Vec<OwnedPosition> = stands.iter().map(|(position, _)| *position).collect();
-                let found = waiting::wait_keys_of(&mut *connection, &positions).await?;
-                stands.iter().any(|(position, wait_keys)| found.get(&position.ticket_id) == Some(wait_keys))
+            Self::Line(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
+            Self::Places(places) => {
+                let positions: Vec<OwnedPosition> = places.iter().map(|(position, _)| *position).collect();
+                let found = waiting::places_of(&mut *connection, &positions).await?;
+                places.iter().any(|(position, place)| found.get(&position.ticket_id) == Some(place))
             }
-            Self::Left(positions) => waiting::wait_keys_of(&mut *connection, positions).await?.is_empty(),
+            Self::Left(positions) => waiting::places_of(&mut *connection, positions).await?.is_empty(),
             Self::Step => false,
         })
     }
@@ -72,6 +77,7 @@ impl Evidence {
 
 #[cfg(test)]
 mod tests {
+    use rm_model::{em::EmInstance, ledger::RequeuedDelta};
     use uuid::Uuid;
 
     use super::*;
@@ -84,7 +90,7 @@ mod tests {
     fn commit_evidence_is_history_line_of_batch() {
         let left = Deltas { left_line: vec![POSITION], ..Deltas::default() };
         for deltas in [left, Deltas::default()] {
-            assert!(matches!(Evidence::of(&deltas, Some(7), NOW), Evidence::Told(7, at) if at == NOW));
+            assert!(matches!(Evidence::of(&deltas, Some(7), NOW), Evidence::Line(7, at) if at == NOW));
         }
     }
 
@@ -93,5 +99,21 @@ mod tests {
         let deltas = Deltas { left_line: vec![POSITION], ..Deltas::default() };
         assert!(matches!(Evidence::of(&deltas, None, NOW), Evidence::Left(_)));
         assert!(matches!(Evidence::of(&Deltas::default(), None, NOW), Evidence::Step));
+    }
+
+    /// A request that moves without another key has another position.
+    #[test]
+    fn commit_evidence_of_moved_request_includes_position() {
+        let position = |priority| {
+            let rank = RankedRequest::new(Uuid::nil(), None, NOW, priority);
+            let em = EmInstance::parse("em", "ecm", "host1").unwrap();
+            let moved = RequeuedDelta { rank, claim: None, em, wait_keys: WaitKeys::new() };
+            let Evidence::Places(places) = Evidence::of(&Deltas { moved: vec![moved], ..Deltas::default() }, None, NOW)
+            else {
+                panic!("no place")
+            };
+            places[0].1.position
+        };
+        assert_ne!(position(0), position(1));
     }
 }
