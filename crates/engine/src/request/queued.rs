@@ -46,7 +46,7 @@ enum QueueStage<E> {
     SurveyingToMove(LeaveReason),
     /// Pauses after a failure, then looks for capacity again.
     Pausing,
-    /// Pauses after a failure, then is submitted again. The error is the reply at the deadline.
+    /// Pauses after a failure, then is submitted again. At the deadline, the reply is the last refusal, or else the error.
     PausingToCommit(E),
 }
 
