@@ -28,7 +28,7 @@ use rm_store::{
 };
 use rm_telemetry::metrics::Metrics;
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{PAUSE_TIMES, Step, Task, lease::LeaseFlag};
 
 /// Maximum number of tickets, of compared users, of history lines and of written users per step: a statement takes two to four
 /// milliseconds of PostgreSQL.
@@ -36,9 +36,6 @@ const TICKETS: i64 = 500;
 const COMPARED: i64 = 250;
 const LINES: i64 = 250;
 const WRITTEN: usize = 32;
-
-/// Pause after a step of a round, as a multiple of its duration: rounds use at most a tenth of a connection's time.
-const ROUND_PAUSE_TIMES: u32 = 9;
 
 /// Phase of a run.
 #[derive(Debug, Clone)]
@@ -224,7 +221,7 @@ impl Task for SumByUser {
         };
         let Some(mut run) = run else { return Ok(Step::Done) };
         // No sums are written before the end of the first read, which therefore takes half of a connection's time.
-        let pause_times = if run.is_first_read() { 1 } else { ROUND_PAUSE_TIMES };
+        let pause_times = if run.is_first_read() { 1 } else { PAUSE_TIMES };
         let step = self.advance(&mut run, session).await;
         self.metrics.user_sums.step.observe(begun.elapsed().as_secs_f64());
         self.metrics.user_sums.tickets.set(i64::try_from(run.tickets.len()).unwrap_or(i64::MAX));
