@@ -106,6 +106,7 @@ const COLUMNS: &[Column] = &[
     Column::name("ENGINE TYPE"),
     Column::number("INSTANCES"),
     Column::text("OTHER"),
+    Column::text("TURN").wide(),
     Column::ticket("TICKET").wide(),
     Column::text("LABELS").wide(),
 ];
@@ -149,6 +150,7 @@ fn row(waiting: &WaitingRequest, (queue, position): (String, String)) -> TableRo
         text::name_or_nothing(&waiting.engine_type),
         instances,
         others,
+        if waiting.has_turn { "first" } else { "behind" }.to_owned(),
         waiting.ticket_id.clone(),
         text::labels(&waiting.labels),
     ]

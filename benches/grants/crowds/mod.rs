@@ -42,6 +42,7 @@ mod soak;
 mod spent;
 mod stage;
 mod tables;
+mod turns;
 mod two_labels;
 
 /// Timeout of one crowd: preparation, all rounds, and the check.
@@ -76,6 +77,8 @@ pub(crate) enum Crowd {
     SmallEm,
     /// Requests for two labels that no EM has together
     TwoLabels,
+    /// Users that take turns
+    Turns,
     /// Calls that are begun and reset
     Resets,
 }
@@ -112,6 +115,7 @@ impl ScenarioEvent {
             Self::Crowd(Crowd::ManyQueues) => "many-queues",
             Self::Crowd(Crowd::SmallEm) => "small-em",
             Self::Crowd(Crowd::TwoLabels) => "two-labels",
+            Self::Crowd(Crowd::Turns) => "turns",
             Self::Crowd(Crowd::Resets) => "resets",
             Self::Soak(_) => "soak",
         }
@@ -122,6 +126,7 @@ impl ScenarioEvent {
         match self {
             Self::Crowd(Crowd::Frozen) => &frozen::SERVER,
             Self::Crowd(Crowd::Queues) => &queues::SERVER,
+            Self::Crowd(Crowd::Turns) => &turns::SERVER,
             _ => &[],
         }
     }
@@ -142,6 +147,7 @@ impl ScenarioEvent {
             Self::Crowd(Crowd::ManyQueues) => many_queues::pass(stage, findings).await,
             Self::Crowd(Crowd::SmallEm) => small_em::pass(stage, findings).await,
             Self::Crowd(Crowd::TwoLabels) => two_labels::pass(stage, findings).await,
+            Self::Crowd(Crowd::Turns) => turns::pass(stage, findings).await,
             Self::Crowd(Crowd::Resets) => resets::pass(stage, findings).await,
             Self::Soak(minutes) => soak::pass(stage, findings, minutes).await,
         }

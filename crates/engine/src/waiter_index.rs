@@ -15,11 +15,12 @@ use std::{
     ops::Bound,
 };
 
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use rm_model::{
     visits::visit,
-    wait_queue::{MUCH, QueuePosition, WaitKeyHash},
+    wait_queue::{MUCH, QueuePosition, RerankedRequest, WaitKeyHash},
 };
 
 use crate::wake_reason::{Needs, WakeReason};
@@ -195,6 +196,13 @@ impl Waiters {
         [&self.idle, &self.hinted, &self.assigned].iter().any(|set| set.contains(&position))
     }
 
+    /// Returns whether fewer than [`WAKE_MAX`] waiters precede a position.
+    fn are_few_before(&self, position: QueuePosition) -> bool {
+        let before =
+            [&self.idle, &self.hinted, &self.assigned].into_iter().flat_map(|set| set.range(..position).take(WAKE_MAX));
+        before.inspect(|_| visit()).take(WAKE_MAX).count() < WAKE_MAX
+    }
+
     /// Returns the next waiter after `after` without assigned capacity.
     fn next_unassigned(&self, after: Option<QueuePosition>) -> Option<QueuePosition> {
         let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
@@ -267,6 +275,8 @@ struct Waiter<H> {
     sleeper: WaiterProfile<H>,
     keys: Vec<WaitKeyHash>,
     state: WaiterState,
+    /// Time of the decision that stored the position.
+    decided_at: OffsetDateTime,
     /// Whether the waiter was submitted since it last parked. The submission may have met later events.
     tries: bool,
     /// Former keys, at which the waiter is until it parks: its wake-up may have come from there, and must be forwarded. `None`
@@ -306,7 +316,8 @@ enum WaiterState {
 }
 
 impl<H: Clone + PartialEq> WaiterIndex<H> {
-    /// Adds a waiter, or changes its position or wait keys, after a decision that began at the freed event `since`.
+    /// Adds a waiter, or changes its position or wait keys, after a decision at `decided_at` that began at the freed event `since`. A
+    /// position by a later decision stays.
     ///
     /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks. If several calls
     /// have one ticket id, the last one is the waiter; the one before is woken, and checks whether it still owns its position.
@@ -316,10 +327,14 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         sleeper: WaiterProfile<H>,
         keys: impl IntoIterator<Item = WaitKeyHash>,
         since: u64,
+        decided_at: OffsetDateTime,
     ) {
         let any_em = sleeper.any_em;
         let keys: Vec<WaitKeyHash> = keys.into_iter().collect();
         let before = self.waiters.remove(&position.ticket_id());
+        let later =
+            before.as_ref().filter(|before| before.sleeper.wake == sleeper.wake && before.decided_at > decided_at);
+        let (position, decided_at) = later.map_or((position, decided_at), |later| (later.position, later.decided_at));
         let replaced = before.as_ref().map(|before| &before.sleeper.wake).filter(|wake| **wake != sleeper.wake);
         self.woken.extend(replaced.cloned());
         if let Some(moved) = before.as_ref().filter(|before| before.position != position) {
@@ -341,7 +356,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         for key in &keys {
             self.at.entry(*key).or_default();
         }
-        let waiter = Waiter { position, sleeper, keys, state: WaiterState::Asleep, tries: false, leaving };
+        let waiter = Waiter { position, sleeper, keys, decided_at, state: WaiterState::Asleep, tries: false, leaving };
         self.waiters.insert(position.ticket_id(), waiter);
         self.set_state(position, WaiterState::Awake(again));
     }
@@ -619,24 +634,46 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         handles
     }
 
-    /// Moves waiters to their new positions, and wakes them: before freed capacity is offered, so that it reaches the first one.
-    pub fn rerank(&mut self, positions: impl IntoIterator<Item = QueuePosition>) {
-        for position in positions {
-            self.move_to(position);
-            match self.waiter(position).is_some() {
-                true => self.wake(position, WakeReason::NEWS),
+    /// Moves waiters to their new positions: before freed capacity is offered, so that it reaches the first one. Wakes those that may
+    /// be granted now, and those whose positions a check has to compute. A waiter far behind is reached by wake-ups at its new place.
+    pub fn rerank(&mut self, requests: impl IntoIterator<Item = RerankedRequest>) {
+        for RerankedRequest { position, decided_at } in requests {
+            if self.waiter(position).is_none() {
                 // The waiter may be about to enter.
-                false => self.publish(WaiterSet::Ticket(position.ticket_id()), None, false),
+                self.publish(WaiterSet::Ticket(position.ticket_id()), None, false);
+                continue;
+            }
+            if let Some(decided_at) = decided_at {
+                self.place(position, decided_at);
+            }
+            if decided_at.is_none() || self.is_near(position.ticket_id()) {
+                self.wake(position, WakeReason::NEWS);
             }
         }
     }
 
-    /// Moves a waiter to a position.
-    pub fn move_to(&mut self, position: QueuePosition) {
-        let Some(waiter) = self.waiters.get_mut(&position.ticket_id()).filter(|waiter| waiter.position != position)
+    /// Returns the position of a waiter.
+    pub fn position_of(&self, ticket_id: Uuid) -> Option<QueuePosition> {
+        self.waiters.get(&ticket_id).map(|waiter| waiter.position)
+    }
+
+    /// Returns whether a waiter is one of the first at one of its keys.
+    fn is_near(&mut self, ticket_id: Uuid) -> bool {
+        let Some(waiter) = self.waiters.get(&ticket_id) else { return false };
+        let (position, keys) = (waiter.position, waiter.all_keys());
+        keys.into_iter().any(|key| self.waiters_at(key).is_some_and(|waiters| waiters.are_few_before(position)))
+    }
+
+    /// Moves a waiter to a position, unless a later decision has stored another one.
+    pub fn place(&mut self, position: QueuePosition, decided_at: OffsetDateTime) {
+        let Some(waiter) = self.waiters.get_mut(&position.ticket_id()).filter(|waiter| waiter.decided_at <= decided_at)
         else {
             return;
         };
+        waiter.decided_at = decided_at;
+        if waiter.position == position {
+            return;
+        }
         let (before, state) = (mem::replace(&mut waiter.position, position), waiter.state);
         for key in waiter.all_keys() {
             if let Some(waiters) = self.waiters_at(key) {

@@ -45,7 +45,7 @@ fn line(count: u128) -> WaiterIndex<()> {
     let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     for number in 0..count {
         let at = if number == 0 { B } else { A };
-        index.insert(position(number), sleeper(number), [at], 0);
+        index.insert(position(number), sleeper(number), [at], 0, OffsetDateTime::UNIX_EPOCH);
         assert_eq!(index.rest(id(number)), None);
     }
     index
@@ -81,7 +81,7 @@ fn end_of_hold_wakes_waiters_for_any_em() {
     let mut index = line(3);
     for number in 3..50 {
         let sleeper = WaiterProfile { any_em: true, ..sleeper(number) };
-        index.insert(position(number), sleeper, [A], 0);
+        index.insert(position(number), sleeper, [A], 0, OffsetDateTime::UNIX_EPOCH);
         assert_eq!(index.rest(id(number)), None);
     }
     index.wake_anywhere();
@@ -141,7 +141,13 @@ fn waiter_for_any_em_with_other_amounts_tries_what_grant_left() {
     let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     for (number, cores) in [(1, 5), (2, 3), (3, 3), (4, 1)] {
         let needs = Needs::of(&Resource::cpu(cores).unwrap(), &Labels::default(), &EmSelector::default());
-        index.insert(position(number), WaiterProfile { any_em: true, needs, ..WaiterProfile::default() }, [B], 0);
+        index.insert(
+            position(number),
+            WaiterProfile { any_em: true, needs, ..WaiterProfile::default() },
+            [B],
+            0,
+            OffsetDateTime::UNIX_EPOCH,
+        );
         index.rest(id(number));
     }
     index.wake_at(&freed(A, 1));
@@ -159,7 +165,7 @@ fn waiter_at_insert_misses_no_news() {
     let mut index = line(10);
     let since = index.news_count();
     let late = |index: &mut WaiterIndex<()>, number| {
-        index.insert(position(number), WaiterProfile::default(), [A], since);
+        index.insert(position(number), WaiterProfile::default(), [A], since, OffsetDateTime::UNIX_EPOCH);
         index.rest(id(number))
     };
     index.wake_at(&freed(B, MUCH));
@@ -174,11 +180,11 @@ fn waiter_at_insert_misses_no_news() {
 fn waiter_is_woken_for_key_checked_before_insert() {
     let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     let keys = [A, B];
-    index.insert(position(1), sleeper(1), [keys[0]], 0);
+    index.insert(position(1), sleeper(1), [keys[0]], 0, OffsetDateTime::UNIX_EPOCH);
     let since = index.news_count();
     index.wake_at(&freed(B, 1));
     // The event during the check is not missed.
-    index.insert(position(1), sleeper(1), keys, since);
+    index.insert(position(1), sleeper(1), keys, since, OffsetDateTime::UNIX_EPOCH);
     assert!(index.rest(id(1)).is_some() && index.rest(id(1)).is_none());
     index.wake_at(&freed(B, 1));
     assert_eq!(awake(&index), [1]);
@@ -215,7 +221,7 @@ fn waiter_index_without_capacity_left_publishes_nothing() {
     // One request was freed, and one was granted.
     commit(&mut index, freed(A, 1), &[(1, A)]);
     assert_eq!(awake(&index), [2], "the next after a grant");
-    index.insert(position(100), sleeper(1), [A], since);
+    index.insert(position(100), sleeper(1), [A], since, OffsetDateTime::UNIX_EPOCH);
     assert_eq!(index.rest(id(100)), None, "an earlier waiter checks for it");
 }
 
@@ -258,7 +264,7 @@ impl Model {
         };
         for (number, (home, any_em, accepted)) in (0..).zip(waiters) {
             let sleeper = WaiterProfile { any_em, ..sleeper(1) };
-            model.index.insert(position(number), sleeper, [em(home as u64)], 0);
+            model.index.insert(position(number), sleeper, [em(home as u64)], 0, OffsetDateTime::UNIX_EPOCH);
             assert_eq!(model.index.rest(id(number)), None);
             model.waiters.insert(number, (Step::Parked, home, any_em, accepted));
         }
@@ -416,7 +422,7 @@ fn waiter_index_poll_with_many_keys_visits_some_in_turn() {
     let line = |count: u128| {
         let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
         for number in 0..count {
-            index.insert(position(number), sleeper(1), [em(number as u64)], 0);
+            index.insert(position(number), sleeper(1), [em(number as u64)], 0, OffsetDateTime::UNIX_EPOCH);
             assert_eq!(index.rest(id(number)), None);
         }
         index
@@ -442,7 +448,7 @@ fn freed_em_wakes_waiter_behind_blocked_crowd() {
     let mut index = line(1);
     let any_em = |number| WaiterProfile { any_em: true, ..sleeper(number) };
     for number in 1..=41 {
-        index.insert(position(number), any_em(number), [A], 0);
+        index.insert(position(number), any_em(number), [A], 0, OffsetDateTime::UNIX_EPOCH);
         assert_eq!(index.rest(id(number)), None);
     }
     // Capacity for one: each of the crowd finds that its user is at a limit.
@@ -450,7 +456,13 @@ fn freed_em_wakes_waiter_behind_blocked_crowd() {
     for number in 1..=40 {
         assert_eq!(awake(&index), [number]);
         let wake = index.woken_by(id(number));
-        index.insert(position(number), WaiterProfile { any_em: false, ..any_em(number) }, [B], index.news_count());
+        index.insert(
+            position(number),
+            WaiterProfile { any_em: false, ..any_em(number) },
+            [B],
+            index.news_count(),
+            OffsetDateTime::UNIX_EPOCH,
+        );
         index.pass_on(id(number), wake);
         assert_eq!(index.rest(id(number)), None);
     }
@@ -473,7 +485,7 @@ fn waiter_at_other_position_wakes_in_new_order() {
             index.wake_at(&freed(A, 3));
         }
         let since = index.news_count();
-        index.insert(at(3, seconds), sleeper(3), [A], since);
+        index.insert(at(3, seconds), sleeper(3), [A], since, OffsetDateTime::UNIX_EPOCH);
         assert_eq!(index.rest(id(3)).is_some(), is_awake, "the wake-up remains");
         let waiters = &index.at[&A];
         assert_eq!((waiters.len(), waiters.has(position(3)), waiters.has(at(3, seconds))), (4, false, true));
@@ -509,8 +521,8 @@ fn waiter_at_insert_misses_no_removal() {
     let mut index = line(3);
     let since = index.news_count();
     assert!(index.removed([id(100), id(101)]).is_empty());
-    index.insert(position(100), sleeper(1), [B], since);
+    index.insert(position(100), sleeper(1), [B], since, OffsetDateTime::UNIX_EPOCH);
     assert_eq!(index.rest(id(100)), Some(WakeReason::NEWS));
-    index.insert(position(102), sleeper(1), [B], since);
+    index.insert(position(102), sleeper(1), [B], since, OffsetDateTime::UNIX_EPOCH);
     assert_eq!(index.rest(id(102)), None, "another one was removed");
 }

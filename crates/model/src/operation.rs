@@ -474,6 +474,8 @@ pub enum Outcome {
 pub struct QueuedOutcome {
     /// Position of the request.
     pub position: QueuePosition,
+    /// Time of the decision, by the database clock.
+    pub decided_at: OffsetDateTime,
     /// Wait keys of the request.
     pub wait_keys: WaitKeys,
     /// Refusal that the request would get without waiting.

@@ -255,8 +255,20 @@ pub struct WaitingRequest {
     pub claim: Option<Uuid>,
     /// Time until which the position is kept for an absent caller; `None` if the caller is present.
     pub kept_until: Option<OffsetDateTime>,
+    /// Whether the request is a first: no earlier own request is short where it is short.
+    pub has_turn: bool,
     /// Keys where the request is short, for display, with the number of earlier short entries.
     pub ahead: BTreeMap<String, i64>,
+}
+
+/// A waiting request whose position or rank time another one has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RerankedRequest {
+    /// The position.
+    pub position: QueuePosition,
+    /// Time of the decision that stored the position, by the database clock; `None` if only the rank time has changed, and a check
+    /// computes the position.
+    pub decided_at: Option<OffsetDateTime>,
 }
 
 /// The position of a waiting request, and the call that owns it.

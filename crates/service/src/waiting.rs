@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use time::OffsetDateTime;
 use tokio::{
     sync::{Notify, mpsc},
     time::Instant,
@@ -33,7 +34,7 @@ use rm_engine::{
 use rm_model::{
     em::EmInstance,
     operation::{Operation, QueuedOutcome, RequestSpec, WaitParameters},
-    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
+    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, RerankedRequest, WaitKey, WaitKeyHash, WaitKeys},
 };
 use rm_store::{
     Store,
@@ -191,11 +192,11 @@ impl LocalWaitQueue {
         });
     }
 
-    /// Moves the requests that wait here to their new positions, and wakes them.
-    pub fn rerank(&self, positions: impl IntoIterator<Item = QueuePosition>) {
-        let mut positions = positions.into_iter().peekable();
-        if positions.peek().is_some() {
-            self.change(|index| index.rerank(positions));
+    /// Moves the requests that wait here to their new positions, and wakes those that may be granted.
+    pub fn rerank(&self, requests: impl IntoIterator<Item = RerankedRequest>) {
+        let mut requests = requests.into_iter().peekable();
+        if requests.peek().is_some() {
+            self.change(|index| index.rerank(requests));
         }
     }
 
@@ -237,6 +238,7 @@ impl LocalWaitQueue {
             subscribed: BTreeSet::new(),
             news_count: 0,
             queued_since: None,
+            decided_at: OffsetDateTime::UNIX_EPOCH,
             answered: None,
             may_return: false,
             _counted: self.metrics.line.caller(),
@@ -381,6 +383,8 @@ pub struct WaitHandle {
     /// Whether the call may own a position in the database, also after an unknown commit.
     in_doubt: bool,
     entry: Option<(QueuePosition, WaitKeys)>,
+    /// Time of the decision that stored the entry, by the database clock.
+    decided_at: OffsetDateTime,
     /// Further wait keys that wake this request.
     subscribed: BTreeSet<WaitKey>,
     /// Sequence number of the last freed event before the last decision.
@@ -434,13 +438,15 @@ impl WaitHandle {
         self.in_index(Waiters::tries);
     }
 
+    /// Returns the position: that of the index, if another request has changed it since the entry.
     fn position(&self) -> Option<QueuePosition> {
-        self.entry.as_ref().map(|(position, _)| *position)
+        let stored = self.entry.as_ref().map(|(position, _)| *position);
+        self.in_index(|index, ticket_id| index.position_of(ticket_id)).flatten().or(stored)
     }
 
     /// Changes the waiter in the index, if it is that of this call: a later call may wait under the same ticket id.
     fn in_index<T>(&self, change: impl FnOnce(&mut Waiters, Uuid) -> T) -> Option<T> {
-        let ticket_id = self.position()?.ticket_id();
+        let ticket_id = self.entry.as_ref()?.0.ticket_id();
         self.line.change(|index| index.has(ticket_id, &self.sleeper.wake).then(|| change(index, ticket_id)))
     }
 
@@ -449,7 +455,10 @@ impl WaitHandle {
         self.queued_since.get_or_insert_with(Instant::now);
         self.sleeper.any_em = any_em;
         let (position, wait_keys) = (waiting.position, &waiting.wait_keys);
-        if self.entry.as_ref().is_none_or(|(before, at)| *before != position || at != wait_keys) {
+        self.decided_at = waiting.decided_at;
+        if self.position() == Some(position) && self.wait_keys() == Some(wait_keys) {
+            self.in_index(|index, _| index.place(position, waiting.decided_at));
+        } else {
             self.entry = Some((position, wait_keys.clone()));
             self.register(self.news_count);
         }
@@ -469,7 +478,7 @@ impl WaitHandle {
         let keys: BTreeSet<WaitKeyHash> = short.chain(&self.subscribed).map(key_hash).collect();
         self.line.change(|index| {
             if !self.has_ended() {
-                index.insert(*position, self.sleeper.clone(), keys, since);
+                index.insert(*position, self.sleeper.clone(), keys, since, self.decided_at);
             }
         });
     }
@@ -477,12 +486,7 @@ impl WaitHandle {
     /// Parks until a wake-up, the wait deadline or shutdown.
     pub async fn wait_for_wake(&self) -> WaitResult {
         // A separate statement, so that the index is unlocked before the wait.
-        let position = self.position();
-        let rested = self.in_index(|index, ticket_id| {
-            // A late notification may have moved the waiter to a position that it has no longer.
-            position.into_iter().for_each(|position| index.move_to(position));
-            index.rest(ticket_id)
-        });
+        let rested = self.in_index(|index, ticket_id| index.rest(ticket_id));
         match rested {
             Some(None) => {}
             Some(Some(wake)) => return WaitResult::Look(wake),

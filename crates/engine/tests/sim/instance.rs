@@ -22,6 +22,7 @@ use rm_model::{
     placement::{ClosedEm, ClusterView},
     wait_queue::{QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
@@ -113,6 +114,8 @@ pub struct Handle {
     pub claim: Uuid,
     pub is_queued: bool,
     pub entry: Option<(QueuePosition, WaitKeys)>,
+    /// Time of the decision that stored the entry.
+    pub decided_at: OffsetDateTime,
     /// Dimensions that the request needs.
     pub needs: Needs,
     pub subscribed: BTreeSet<WaitKey>,
@@ -139,6 +142,7 @@ impl Handle {
             claim: Uuid::from_u128(number.into()),
             is_queued: false,
             entry: None,
+            decided_at: OffsetDateTime::UNIX_EPOCH,
             needs: Needs::default(),
             subscribed: BTreeSet::new(),
             news_count: 0,
@@ -167,9 +171,9 @@ impl Shared<'_> {
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
         let keys: BTreeSet<WaitKeyHash> =
             short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
-        let Handle { number, looks_anywhere, needs, .. } = *self.handle;
+        let Handle { number, looks_anywhere, needs, decided_at, .. } = *self.handle;
         let profile = WaiterProfile { wake: number, any_em: looks_anywhere, needs };
-        self.instance.waiters.borrow_mut().insert(*position, profile, keys, since);
+        self.instance.waiters.borrow_mut().insert(*position, profile, keys, since, decided_at);
     }
 }
 
@@ -239,10 +243,14 @@ impl SharedState for Shared<'_> {
 
     fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool) {
         self.handle.looks_anywhere = any_em;
-        let stored = Some((entry.position, entry.wait_keys.clone()));
-        if self.handle.entry != stored {
+        self.handle.decided_at = entry.decided_at;
+        if self.instance.position(self.handle) == Some(entry.position) && self.has_entry_at(&entry.wait_keys) {
+            if self.instance.is_waiter(self.handle) {
+                self.instance.waiters.borrow_mut().place(entry.position, entry.decided_at);
+            }
+        } else {
             self.handle.ticket_id = entry.position.ticket_id();
-            self.handle.entry = stored;
+            self.handle.entry = Some((entry.position, entry.wait_keys.clone()));
             self.insert(self.handle.news_count);
         }
     }
@@ -283,6 +291,13 @@ impl SharedState for Shared<'_> {
 }
 
 impl Instance {
+    /// The position of a call: that of the index, if another request has changed it.
+    pub fn position(&self, handle: &Handle) -> Option<QueuePosition> {
+        let stored = handle.entry.as_ref().map(|(position, _)| *position);
+        let moved = self.is_waiter(handle).then(|| self.waiters.borrow().position_of(handle.ticket_id)).flatten();
+        moved.or(stored)
+    }
+
     /// Whether the index has a call as the waiter under its ticket id.
     pub fn is_waiter(&self, handle: &Handle) -> bool {
         handle.entry.is_some() && self.waiters.borrow().has(handle.ticket_id, &handle.number)
@@ -367,6 +382,6 @@ fn prepare(instance: &Instance, handle: &Handle, request: &mut PlacedRequest, is
         instance_id: instance.id,
         remaining: Duration::from_secs(60),
         is_elsewhere,
-        position: handle.entry.as_ref().map(|(position, _)| *position),
+        position: instance.position(handle),
     });
 }

@@ -25,8 +25,8 @@ use rm_model::{
     scope::{ScopeCounter, ScopeHoldings, USER},
     ticket::Ticket,
     wait_queue::{
-        FreedKeys, MUCH, OwnedPosition, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues,
-        WaitingRequest,
+        FreedKeys, MUCH, OwnedPosition, QueuePosition, RerankedRequest, ViewExtent, WaitKey, WaitKeyHash, WaitKeys,
+        WaitQueues, WaitingRequest,
     },
 };
 use time::OffsetDateTime;
@@ -54,8 +54,8 @@ pub struct Notice {
     pub freed: FreedKeys,
     /// Calls that no longer own their positions.
     pub ended: Vec<OwnedPosition>,
-    /// New positions of waiting requests.
-    pub reranked: BTreeSet<QueuePosition>,
+    /// Waiting requests with new positions or rank times.
+    pub reranked: BTreeSet<RerankedRequest>,
 }
 
 impl From<FreedKeys> for Notice {
@@ -101,6 +101,7 @@ fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
         wait_until: position.since(),
         claim: entry.claim,
         kept_until: None,
+        has_turn: true,
         ahead: BTreeMap::new(),
     }
 }
@@ -291,11 +292,15 @@ impl Store {
         let (deltas, mut state) = ledger.finish();
         // The ledger states them in no order, and a seed must repeat its run.
         state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
-        let (freed, ended, reranked) =
-            (deltas.freed.clone(), deltas.ended_waits.clone(), deltas.woken.values().copied().collect());
+        let (freed, ended, reranked) = (deltas.freed.clone(), deltas.ended_waits.clone(), self.reranked(&deltas));
         self.write(instance, deltas);
         self.assert_invariants();
         Committed { results, notice: Notice { freed, ended, reranked }, ems: state.ems, gone: state.gone }
+    }
+
+    fn reranked(&self, deltas: &Deltas) -> BTreeSet<RerankedRequest> {
+        let decided_at = Some(OffsetDateTime::from_unix_timestamp(self.now).unwrap());
+        deltas.woken.values().map(|position| RerankedRequest { position: *position, decided_at }).collect()
     }
 
     fn assert_no_grant_while_drained(&self, batch: &[Operation], results: &[SimResult]) {
@@ -416,7 +421,7 @@ impl Store {
             };
             if let Some(heir) = self.entries.values_mut().filter(later).min_by_key(|other| other.rank.own_order()) {
                 heir.rank.rank_time = heir.rank.rank_time.max(entry.rank.rank_time);
-                notice.reranked.insert(heir.rank.position());
+                notice.reranked.insert(RerankedRequest { position: heir.rank.position(), decided_at: None });
             }
         }
         entry.rank.short_at.clear();

@@ -322,13 +322,7 @@ impl World {
             Action::Wait => {
                 handle.is_notified = false;
                 let is_waiter = instance.is_waiter(&handle);
-                let position = handle.entry.as_ref().map(|(position, _)| *position);
-                let rest = || {
-                    let mut waiters = instance.waiters.borrow_mut();
-                    position.into_iter().for_each(|position| waiters.move_to(position));
-                    waiters.rest(handle.ticket_id)
-                };
-                match is_waiter.then(rest) {
+                match is_waiter.then(|| instance.waiters.borrow_mut().rest(handle.ticket_id)) {
                     Some(None) => handle.is_asleep = true,
                     woken => {
                         let wake = woken.flatten().unwrap_or(WakeReason::NEWS);

@@ -84,7 +84,12 @@ impl Ledger {
         let before = entry.map(|_| line.keys_of(op.ask.ticket_id)).unwrap_or_default();
         match (&op.wait, entry) {
             (Some(wait), Some(StoredEntry { position, is_own: true, .. })) if wait.is_elsewhere => {
-                return Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys: before, refusal })));
+                return Ok(Outcome::Waiting(Box::new(QueuedOutcome {
+                    position,
+                    decided_at: self.now,
+                    wait_keys: before,
+                    refusal,
+                })));
             }
             (Some(_), _) if !refusal.never_fits => {}
             // The earlier call waits on.
@@ -140,7 +145,7 @@ impl Ledger {
         let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
         left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
         line.put(position, &wait_keys, &op.ask.resource);
-        Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys, refusal })))
+        Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, decided_at: self.now, wait_keys, refusal })))
     }
 
     /// Counts a request that enters the queue in its scopes with a limit of waiting requests. Requests that leave the queue in the

@@ -163,6 +163,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         entries: entries.collect(),
         caps: waiting.caps.iter().map(cap::message).collect(),
         kept_until: waiting.kept_until.map(timestamp),
+        has_turn: waiting.has_turn,
     }
 }
 
@@ -182,6 +183,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         wait_until: read_time("wait_until", message.wait_until)?,
         claim: None,
         kept_until: message.kept_until.map(|time| read_time("kept_until", Some(time))).transpose()?,
+        has_turn: message.has_turn,
         ahead: message.entries.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
     })
 }

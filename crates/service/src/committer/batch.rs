@@ -27,7 +27,7 @@ use rm_model::{
     scope::{Scope, ScopeCounter},
     ticket::Ticket,
     ticket_end::TicketEnd,
-    wait_queue::{FreedKeys, OwnedPosition, QueuePosition},
+    wait_queue::{FreedKeys, OwnedPosition, RerankedRequest},
 };
 use rm_store::{
     StoreError, action_record, batch_write, em_drain, em_observed, em_report, em_resource, label_resource,
@@ -61,14 +61,19 @@ pub(super) struct CommitResult {
     pub freed: FreedKeys,
     /// Positions whose calls end.
     pub ended_waits: Vec<OwnedPosition>,
-    /// New positions of waiting requests.
-    pub reranked: Vec<QueuePosition>,
+    /// Waiting requests with new positions.
+    pub reranked: Vec<RerankedRequest>,
     /// Whether requests may wait on other instances.
     pub others_wait: bool,
     /// Number of operations that exceeded an advisory limit.
     pub advisory_violations: u64,
     /// How each ended ticket ended.
     pub ended: Vec<TicketEnd>,
+}
+
+/// Returns the waiting requests whose positions a batch changed at time `now`.
+fn reranked(deltas: &Deltas, now: OffsetDateTime) -> impl Iterator<Item = RerankedRequest> {
+    deltas.woken.values().map(move |position| RerankedRequest { position: *position, decided_at: Some(now) })
 }
 
 /// Reason why a batch was not committed.
@@ -227,14 +232,14 @@ async fn prepare(
     let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
     if others_wait && !(deltas.freed.is_empty() && deltas.ended_waits.is_empty() && deltas.woken.is_empty()) {
         let ended = FreedNotification::ended(&deltas.ended_waits).into_iter();
-        let reranked = FreedNotification::reranked(deltas.woken.values());
+        let reranked = FreedNotification::reranked(reranked(&deltas, now));
         let parts = ended.chain(reranked).chain(FreedNotification::at(&deltas.freed));
         let parts: Vec<FreedNotification> = parts.map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
-    let Deltas { freed, ended_waits, woken, advisory_violations, .. } = deltas;
-    let reranked = woken.into_values().collect();
+    let reranked = reranked(&deltas, now).collect();
+    let Deltas { freed, ended_waits, advisory_violations, .. } = deltas;
     let committed = CommitResult {
         answers,
         counters,

@@ -9,11 +9,7 @@
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use rm_model::{
-    ledger::Deltas,
-    order::RankedRequest,
-    wait_queue::{OwnedPosition, WaitKeys},
-};
+use rm_model::{ledger::Deltas, order::RankedRequest, wait_queue::OwnedPosition};
 use rm_store::{
     StoreError, action_record,
     waiting::{self, StoredPlace},
@@ -25,15 +21,30 @@ pub(super) enum Evidence {
     /// History line, by number and time. Each batch that grants, ends or changes a ticket, or changes an EM, writes one, and no
     /// other transaction writes that number.
     Line(i64, OffsetDateTime),
-    /// Places in the queue that the batch wrote. If none matches, the batch was rolled back or the places have changed since; in
-    /// both cases, the requests enter the queue again.
-    Places(Vec<(OwnedPosition, StoredPlace)>),
+    /// Places in the queue that the batch wrote. If none matches, the batch was rolled back, or others have changed the places since,
+    /// and the batch can be repeated.
+    Places(Vec<WrittenPlace>),
     /// Positions that the batch deleted without a history line. If their calls own none of them, they are deleted, regardless of
     /// the transaction that did it.
     Left(Vec<OwnedPosition>),
     /// A step through the tickets of an EM without other writes. Repeating the batch is safe: the step continues from the EM's
     /// row.
     Step,
+}
+
+/// Place in the queue that a batch wrote.
+#[derive(Debug)]
+pub(super) struct WrittenPlace {
+    owned: OwnedPosition,
+    /// New place of a request that waited before. `None` for a new row: no other transaction inserts one of its call.
+    moved_to: Option<StoredPlace>,
+}
+
+impl WrittenPlace {
+    /// Whether the stored place of the call shows that the batch was committed.
+    fn is_at(&self, stored: &StoredPlace) -> bool {
+        self.moved_to.as_ref().is_none_or(|place| place == stored)
+    }
 }
 
 impl Evidence {
@@ -43,12 +54,13 @@ impl Evidence {
         if let Some(number) = first_line {
             return Self::Line(number, now);
         }
-        let written = |rank: &RankedRequest, claim, wait_keys: &WaitKeys| {
-            let place = StoredPlace { position: rank.position(), wait_keys: wait_keys.clone() };
-            (OwnedPosition { ticket_id: rank.ticket_id, claim }, place)
-        };
-        let entered = deltas.waiting.iter().map(|new| written(&new.rank, new.request.claim(), &new.wait_keys));
-        let moved = deltas.moved.iter().map(|moved| written(&moved.rank, moved.claim, &moved.wait_keys));
+        let owned = |rank: &RankedRequest, claim| OwnedPosition { ticket_id: rank.ticket_id, claim };
+        let entered = deltas.waiting.iter();
+        let entered = entered.map(|new| WrittenPlace { owned: owned(&new.rank, new.request.claim()), moved_to: None });
+        let moved = deltas.moved.iter().map(|moved| {
+            let place = StoredPlace { position: moved.rank.position(), wait_keys: moved.wait_keys.clone() };
+            WrittenPlace { owned: owned(&moved.rank, moved.claim), moved_to: Some(place) }
+        });
         let places: Vec<_> = entered.chain(moved).collect();
         match (places.is_empty(), deltas.left_line.is_empty()) {
             (false, _) => Self::Places(places),
@@ -65,9 +77,9 @@ impl Evidence {
         Ok(match self {
             Self::Line(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
             Self::Places(places) => {
-                let positions: Vec<OwnedPosition> = places.iter().map(|(position, _)| *position).collect();
+                let positions: Vec<OwnedPosition> = places.iter().map(|place| place.owned).collect();
                 let found = waiting::places_of(&mut *connection, &positions).await?;
-                places.iter().any(|(position, place)| found.get(&position.ticket_id) == Some(place))
+                places.iter().any(|place| found.get(&place.owned.ticket_id).is_some_and(|stored| place.is_at(stored)))
             }
             Self::Left(positions) => waiting::places_of(&mut *connection, positions).await?.is_empty(),
             Self::Step => false,
@@ -77,7 +89,7 @@ impl Evidence {
 
 #[cfg(test)]
 mod tests {
-    use rm_model::{em::EmInstance, ledger::RequeuedDelta};
+    use rm_model::{em::EmInstance, ledger::RequeuedDelta, wait_queue::WaitKeys};
     use uuid::Uuid;
 
     use super::*;
@@ -112,7 +124,7 @@ mod tests {
             else {
                 panic!("no place")
             };
-            places[0].1.position
+            places[0].moved_to.as_ref().unwrap().position
         };
         assert_ne!(position(0), position(1));
     }

@@ -14,7 +14,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::admission::Admission;
 use rm_engine::waiter_index::FreedCapacity;
-use rm_model::wait_queue::RESERVATIONS_COUNTED_MAX;
+use rm_model::wait_queue::{RESERVATIONS_COUNTED_MAX, RerankedRequest};
 use rm_store::{
     StoreError,
     session::{Session, within_timeout},
@@ -235,7 +235,8 @@ impl WaitQueueMaintenance {
         }
         let (heirs, locked) = within_timeout(waiting::hand(self.session.get().await?, &self.turns)).await?;
         self.turns = locked;
-        Ok(FreedNotification::reranked(&heirs))
+        let heirs = heirs.into_iter().map(|position| RerankedRequest { position, decided_at: None });
+        Ok(FreedNotification::reranked(heirs))
     }
 
     fn wake_and_notify(&mut self, kept: Result<(), StoreError>) {
@@ -316,7 +317,7 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
 
 async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
     line.end_calls(&freed.ended_calls().collect::<Vec<_>>());
-    line.rerank(freed.reranked_positions());
+    line.rerank(freed.reranked_requests());
     if freed.wait_keys.is_empty() && !freed.anywhere {
         return;
     }

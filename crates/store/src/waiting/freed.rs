@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sqlx::PgExecutor;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::StoreError;
 use rm_model::{
     em::EmInstance,
-    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, WaitKey, WaitKeyHash},
+    wait_queue::{FreedKeys, OwnedPosition, QueuePosition, RerankedRequest, WaitKey, WaitKeyHash},
 };
 
 use super::{TABLE, wait_key_hash};
@@ -60,9 +61,9 @@ pub struct FreedNotification {
     /// over. An earlier release ignores them.
     #[serde(default)]
     calls: Vec<(String, String)>,
-    /// New positions of waiting requests.
+    /// Waiting requests with their positions, and the times of the decisions in microseconds.
     #[serde(default)]
-    reranked: Vec<String>,
+    reranked: Vec<(String, Option<i64>)>,
     /// Hashes of these EMs.
     #[serde(skip)]
     em_keys: BTreeSet<WaitKeyHash>,
@@ -91,15 +92,21 @@ impl FreedNotification {
         self.calls.iter().filter_map(call)
     }
 
-    /// Returns the notifications of new positions.
-    pub fn reranked<'a>(positions: impl IntoIterator<Item = &'a QueuePosition>) -> Vec<Self> {
-        let positions: Vec<String> = positions.into_iter().map(QueuePosition::to_string).collect();
-        positions.chunks(CALLS_MAX).map(|part| Self { reranked: part.to_vec(), ..Self::default() }).collect()
+    /// Returns the notifications of waiting requests with new positions or rank times.
+    pub fn reranked(requests: impl IntoIterator<Item = RerankedRequest>) -> Vec<Self> {
+        let micros = |at: OffsetDateTime| i64::try_from(at.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
+        let request = |request: RerankedRequest| (request.position.to_string(), request.decided_at.map(micros));
+        let requests: Vec<_> = requests.into_iter().map(request).collect();
+        requests.chunks(CALLS_MAX).map(|part| Self { reranked: part.to_vec(), ..Self::default() }).collect()
     }
 
-    /// Returns the new positions of waiting requests.
-    pub fn reranked_positions(&self) -> impl Iterator<Item = QueuePosition> {
-        self.reranked.iter().filter_map(|position| QueuePosition::parse(position))
+    /// Returns the waiting requests with new positions or rank times. An invalid time counts as none.
+    pub fn reranked_requests(&self) -> impl Iterator<Item = RerankedRequest> {
+        let time = |micros: i64| OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok();
+        self.reranked.iter().filter_map(move |(position, micros)| {
+            let position = QueuePosition::parse(position)?;
+            Some(RerankedRequest { position, decided_at: micros.and_then(time) })
+        })
     }
 
     /// Returns the notifications for `wait_keys`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are

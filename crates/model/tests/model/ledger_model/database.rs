@@ -114,6 +114,7 @@ fn waiting((position, stored): (&QueuePosition, &StoredWaiting)) -> (Uuid, Waiti
         wait_until: position.since(),
         claim: Some(stored.claim),
         kept_until: None,
+        has_turn: true,
         ahead: BTreeMap::new(),
     };
     (waiting.ticket_id, waiting)
