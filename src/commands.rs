@@ -33,6 +33,7 @@ mod list;
 mod man;
 pub mod migrate;
 mod named;
+mod order;
 mod output;
 mod overview;
 mod policies;
@@ -97,6 +98,9 @@ pub enum Command {
     /// Limits
     #[command(subcommand)]
     Limit(Box<limits::LimitCommand>),
+    /// Order of waiting requests
+    #[command(subcommand)]
+    Order(Box<order::OrderCommand>),
     /// Limits that apply to each kind of EM
     #[command(subcommand)]
     Policy(Box<policies::PolicyCommand>),
@@ -171,6 +175,7 @@ impl Command {
             Self::History(command) => command.run().await,
             Self::Request(command) => command.run().await,
             Self::Limit(command) => command.run().await,
+            Self::Order(command) => command.run().await,
             Self::Policy(command) => command.run().await,
             Self::Hold(command) => command.run().await,
             Self::Provider(command) => command.run().await,

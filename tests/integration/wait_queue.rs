@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::{harness::*, proxy::FaultPlan};
 
 mod dead_instances;
+mod order;
 mod outages;
 mod positions;
 mod removal;

@@ -55,6 +55,10 @@ calls! {
     SET_POLICY: "LimitService" / "SetPolicy", SetPolicyRequest => SetPolicyResponse, SAFE;
     /// Only reads.
     LIST_POLICIES: "LimitService" / "ListPolicies", ListPoliciesRequest => ListPoliciesResponse, SAFE;
+    /// A repetition changes nothing.
+    SET_ORDER: "LimitService" / "SetOrder", SetOrderRequest => SetOrderResponse, SAFE;
+    /// Only reads.
+    GET_ORDER: "LimitService" / "GetOrder", GetOrderRequest => GetOrderResponse, SAFE;
     /// Only reads.
     LIST_SCOPES: "UsageService" / "ListScopes", ListScopesRequest => ListScopesResponse, SAFE;
     /// Only reads.

@@ -6,6 +6,7 @@ use rm_model::{
     limit::{LabelPattern, Rule, ScopeUsage},
     limit_mode::LimitMode,
     name::Name,
+    order::QueueOrder,
     policy::Policy,
 };
 use rm_proto::{convert::limit, v1 as proto};
@@ -40,6 +41,19 @@ impl RmClient {
         let message = proto::SetPolicyRequest { policy: Some(limit::policy_message(em_kind, policy)) };
         self.make(&calls::SET_POLICY, &message).await?;
         Ok(())
+    }
+
+    /// Sets the order of waiting requests.
+    pub async fn set_order(&self, order: &QueueOrder, reason: &str) -> Result<()> {
+        let message = proto::SetOrderRequest { order: Some(limit::order_message(order)), reason: reason.to_owned() };
+        self.make(&calls::SET_ORDER, &message).await?;
+        Ok(())
+    }
+
+    /// Returns the order of waiting requests.
+    pub async fn order(&self) -> Result<QueueOrder> {
+        let answer = self.make(&calls::GET_ORDER, &proto::GetOrderRequest {}).await?;
+        Ok(limit::order("order", answer.order.as_ref())?)
     }
 
     /// Returns the policies of all EM kinds, by application name.

@@ -1,4 +1,4 @@
-//! `LimitService`: limits and policies.
+//! `LimitService`: limits, policies and the order of waiting requests.
 //!
 //! Each method parses its message, calls the service and converts the result. A caller that is bound to users sees the
 //! limits that can apply to these users. The edge has authenticated the caller already. Caller: the gRPC routes.
@@ -113,6 +113,17 @@ impl LimitRpc {
             policies.iter().map(|(em_kind, policy)| convert::limit::policy_message(em_kind, policy)).collect();
         Ok(proto::ListPoliciesResponse { policies })
     }
+
+    async fn set_order(&self, call: Request<proto::SetOrderRequest>) -> Reply<proto::SetOrderResponse> {
+        let order = convert::limit::new_order("order", call.get_ref().order.as_ref())?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        self.limits.set_order(&by, order, self.deadline(&call)).await?;
+        Ok(proto::SetOrderResponse {})
+    }
+
+    async fn get_order(&self, _: Request<proto::GetOrderRequest>) -> Reply<proto::GetOrderResponse> {
+        Ok(proto::GetOrderResponse { order: Some(convert::limit::order_message(&self.limits.order().await?)) })
+    }
 }
 
 rpc! {
@@ -123,5 +134,7 @@ rpc! {
         list_limits: ListLimitsRequest => ListLimitsResponse,
         set_policy: SetPolicyRequest => SetPolicyResponse,
         list_policies: ListPoliciesRequest => ListPoliciesResponse,
+        set_order: SetOrderRequest => SetOrderResponse,
+        get_order: GetOrderRequest => GetOrderResponse,
     }
 }

@@ -111,10 +111,11 @@ impl CheckState {
         Ok(match self.holds.or_block(em, assessed, request) {
             Ok(()) => Verdict::Fits,
             Err(mut short) => {
-                let ranked = decided.map(|decided| decided.rank.position());
+                let rank = decided.map(|decided| decided.rank);
+                let ranked = rank.as_ref().map(|rank| rank.position());
                 if let Some(position) = position {
                     let position = ranked.unwrap_or(position);
-                    short.wait_keys = self.line.line.keys_for(position, &short.wait_keys);
+                    short.wait_keys = self.line.line.keys_for(position, &short.wait_keys, rank.as_ref());
                 }
                 let is_known = |ranked| own == Some(ranked) && request.position() == Some(ranked);
                 match own.is_some() && ranked.is_some_and(|ranked| !is_known(ranked)) {

@@ -43,6 +43,8 @@ pub enum Action {
     LimitDeleted,
     /// A policy was set.
     PolicySet,
+    /// The order of waiting requests was set.
+    OrderSet,
     /// All tickets of a label set are counted; its limits now decide, for the policies that enforce them.
     LimitsInForce,
     /// An EM was drained, or its drain got another reason.
@@ -65,7 +67,7 @@ pub enum Action {
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -82,6 +84,7 @@ impl Action {
         Self::LimitSet,
         Self::LimitDeleted,
         Self::PolicySet,
+        Self::OrderSet,
         Self::LimitsInForce,
         Self::Drained,
         Self::Resumed,
@@ -108,6 +111,7 @@ impl Action {
             Self::LimitSet => "limit_set",
             Self::LimitDeleted => "limit_deleted",
             Self::PolicySet => "policy_set",
+            Self::OrderSet => "order_set",
             Self::LimitsInForce => "limits_in_force",
             Self::Drained => "drained",
             Self::Resumed => "resumed",

@@ -13,10 +13,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound,
     sync::Arc,
+    time::Duration,
 };
 
 use sha2::{Digest as _, Sha256};
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
@@ -26,6 +27,36 @@ use super::{
     selector::EmSelector,
     wait_queue::{AssessedPosition, QueuePosition, WaitKey},
 };
+
+/// Maximum number of labels by which requests take turns.
+pub const FAIR_BY_MAX: usize = 8;
+/// Maximum length of the names of these labels together, in bytes.
+pub const FAIR_BY_BYTES_MAX: usize = 512;
+
+/// Maximum length of a turn with its values, in bytes: an index has it.
+const TURN_BYTES_MAX: usize = 1024;
+
+/// Time for which the position of an absent caller is kept, without configuration. Zero is also valid: none is kept.
+pub const POSITION_KEPT: Duration = Duration::from_secs(60);
+/// Minimum of a time above zero.
+pub const POSITION_KEPT_MIN: Duration = Duration::from_secs(1);
+/// Maximum of the time.
+pub const POSITION_KEPT_MAX: Duration = Duration::from_secs(3600);
+
+/// Order of the waiting requests of a cluster. A change affects requests that enter a queue, or whose callers become absent, after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueOrder {
+    /// Turns of the requests.
+    pub fair_by: FairBy,
+    /// Time for which the position of a request id is kept after the loss of its caller.
+    pub position_kept: Duration,
+}
+
+impl Default for QueueOrder {
+    fn default() -> Self {
+        Self { fair_by: FairBy::default(), position_kept: POSITION_KEPT }
+    }
+}
 
 /// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go in the order in which they enter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,25 +75,64 @@ impl FairBy {
         Self(labels.into_iter().collect())
     }
 
+    /// Returns the labels.
+    pub fn labels(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// Returns the turn of a request, such as `user=alice`, or `None` without labels. A missing label has the value "", as
-    /// in scopes. A backslash escapes separators, so that unequal values have unequal turns.
+    /// in scopes. A backslash escapes separators, so that unequal values have unequal turns. Long values are replaced by their hash.
     pub fn turn_of(&self, labels: &TicketLabels<'_>) -> Option<Arc<str>> {
         let escaped = |text: &str| text.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=");
         let pair = |label: &String| format!("{}={}", escaped(label), escaped(labels.get(label).unwrap_or_default()));
-        let pairs: Vec<String> = self.0.iter().map(pair).collect();
-        (!pairs.is_empty()).then(|| pairs.join(",").into())
+        let turn = self.0.iter().map(pair).collect::<Vec<_>>().join(",");
+        if turn.len() > TURN_BYTES_MAX {
+            let names: Vec<String> = self.0.iter().map(|label| escaped(label)).collect();
+            let hash = Sha256::digest(&turn).iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
+            return Some(format!("{}=#{hash}", names.join(",")).into());
+        }
+        (!turn.is_empty()).then(|| turn.into())
     }
+}
 
-    /// Returns whether only own requests can wait at a key: a scope whose labels include all labels of the turns.
-    pub fn is_private(&self, wait_key: &WaitKey) -> bool {
-        let WaitKey::Scope(scope) = wait_key else { return false };
-        !self.0.is_empty() && self.0.iter().all(|label| scope.labels().contains_key(label))
+/// Returns whether only requests of a turn can wait at a key, while all waiting requests have turns by the same labels: a scope whose
+/// labels include all labels of the turn.
+pub fn is_private(turn: Option<&str>, wait_key: &WaitKey) -> bool {
+    let (WaitKey::Scope(scope), Some(turn)) = (wait_key, turn) else { return false };
+    let mut names = label_names(turn).peekable();
+    names.peek().is_some() && names.all(|label| scope.labels().contains_key(&label))
+}
+
+/// Returns the names of the labels of a turn.
+fn label_names(turn: &str) -> impl Iterator<Item = String> {
+    let (mut names, mut name, mut is_name, mut is_escaped) = (Vec::new(), String::new(), true, false);
+    for letter in turn.chars() {
+        match letter {
+            '\\' if !is_escaped => {
+                is_escaped = true;
+                continue;
+            }
+            ',' if !is_escaped => {
+                if is_name {
+                    names.push(std::mem::take(&mut name));
+                }
+                is_name = true;
+            }
+            '=' if !is_escaped && is_name => {
+                names.push(std::mem::take(&mut name));
+                is_name = false;
+            }
+            letter if is_name => name.push(letter),
+            _ => {}
+        }
+        is_escaped = false;
     }
+    names.into_iter()
 }
 
 /// Returns the rank time of a request that enters or takes a turn: the database clock, and never before the latest rank time.
 pub fn new_rank_time(now: OffsetDateTime, latest: Option<OffsetDateTime>) -> OffsetDateTime {
-    latest.map_or(now, |latest| now.max(latest.saturating_add(Duration::MICROSECOND)))
+    latest.map_or(now, |latest| now.max(latest.saturating_add(time::Duration::MICROSECOND)))
 }
 
 /// Class of a waiting request, the first part of its position.
@@ -206,6 +276,11 @@ impl RankedRequest {
         QueuePosition::new(self.class.weight(), self.before(time), self.ticket_id)
     }
 
+    /// Returns whether only own requests wait at a key, by the labels of the turn.
+    pub fn is_private(&self, wait_key: &WaitKey) -> bool {
+        is_private(self.turn.as_deref(), wait_key)
+    }
+
     /// Returns the turn keys at which own requests can precede the request, if it waits at some of `wait_keys`; none if it has no
     /// own requests.
     pub fn turn_keys_at(&self, wait_keys: impl IntoIterator<Item = WaitKey>) -> BTreeSet<(Arc<str>, TurnKey)> {
@@ -219,7 +294,7 @@ impl RankedRequest {
     }
 
     fn before(&self, time: OffsetDateTime) -> OffsetDateTime {
-        time.saturating_sub(Duration::seconds(self.priority.into()))
+        time.saturating_sub(time::Duration::seconds(self.priority.into()))
     }
 
     /// Returns the key at which the request takes turns while it is queued at `wait_key`.
@@ -340,12 +415,12 @@ impl OwnRequests {
     /// Sets the keys where a request is short, when it enters and after each check. `now` is a new rank time.
     ///
     /// A request that leaves a key hands its turn there. At the first shared key where it is short, it enters anew.
-    pub fn requeue(&mut self, ticket_id: Uuid, short_at: BTreeSet<WaitKey>, now: OffsetDateTime, fair_by: &FairBy) {
+    pub fn requeue(&mut self, ticket_id: Uuid, short_at: BTreeSet<WaitKey>, now: OffsetDateTime) {
         let Some(before) = self.remove(ticket_id) else { return };
         let mut request = RankedRequest { short_at, ..before.clone() };
         let (left, mut touched) = (before.turn_keys(), request.turn_keys());
         self.hand(&before, left.difference(&touched), before.rank_time, Bound::Excluded(before.own_order()));
-        if !before.was_shared && !request.short_at.iter().all(|wait_key| fair_by.is_private(wait_key)) {
+        if !before.was_shared && !request.short_at.iter().all(|wait_key| request.is_private(wait_key)) {
             request = RankedRequest { was_shared: true, ..request.at_shared_key(now) };
             self.reranked.entry(ticket_id).or_insert(before.position());
         }
@@ -529,7 +604,7 @@ impl QueueRanks {
                 let mut position = AssessedPosition::from(Some(rank.position()));
                 if !rank.was_shared {
                     let entering = rank.at_shared_key(now);
-                    let shared = || wait_keys.iter().filter(|wait_key| !fair_by.is_private(wait_key)).cloned();
+                    let shared = || wait_keys.iter().filter(|wait_key| !rank.is_private(wait_key)).cloned();
                     position.elsewhere = shared().map(|wait_key| (wait_key, entering.position())).collect();
                     position.elsewhere.extend(self.own.entering_position(&entering, shared()).elsewhere);
                 }

@@ -12,6 +12,7 @@ use super::{
     audit::Difference,
     em_drain::EmDrain,
     limit::Rule,
+    order::QueueOrder,
     policy::Policy,
     ticket::{Ticket, TicketState},
     timestamp::rfc3339,
@@ -69,6 +70,12 @@ impl RecordedState {
             "placement": policy.placement().as_str(),
             "em_new_after_s": policy.em_new_after().as_secs_f64(),
         }))
+    }
+
+    /// Returns the state of the order of waiting requests.
+    pub fn of_order(order: &QueueOrder) -> Self {
+        let fair_by: Vec<&str> = order.fair_by.labels().collect();
+        Self::new(&json!({ "fair_by": fair_by, "position_kept_s": order.position_kept.as_secs_f64() }))
     }
 
     /// Returns the state of a drain: reason, actor and start.

@@ -21,7 +21,7 @@ pub const ENGINE_TYPE: &str = "engine_type";
 /// Derived label: the part of the engine type before the version, such as `spark` of `spark-3.2.1`.
 pub const ENGINE_FAMILY: &str = "engine_family";
 /// Derived label: the application name of the EM.
-const EM_APPLICATION: &str = "em_application";
+pub const EM_APPLICATION: &str = "em_application";
 /// Derived label: the instance of the EM.
 pub const EM: &str = "em";
 

@@ -23,6 +23,7 @@ use super::{
     cap::Cap,
     em::EmInstance,
     name::{Labels, Name},
+    order::RankedRequest,
     resource::Resource,
     scope::{Scope, Tally},
     visits::visit,
@@ -46,7 +47,7 @@ pub enum WaitKey {
 
 impl WaitKey {
     /// Whether the requests of one user alone wait here.
-    fn is_private(&self) -> bool {
+    fn is_of_user(&self) -> bool {
         matches!(self, Self::Scope(scope) if scope.names_user())
     }
 }
@@ -446,14 +447,16 @@ impl WaitQueues {
     }
 
     /// Selects the keys at which a request is queued: those where it is short. The first short entry of a key is queued at
-    /// all of its keys, unless it is short at private keys only.
-    pub fn keys_for(&self, position: QueuePosition, wait_keys: &WaitKeys) -> WaitKeys {
+    /// all of its keys, unless it is short at private keys only: those of one user, or of one turn.
+    pub fn keys_for(&self, position: QueuePosition, wait_keys: &WaitKeys, rank: Option<&RankedRequest>) -> WaitKeys {
         let is_first = |wait_key: &WaitKey| {
             let first = self.queues.get(wait_key).and_then(|queue| queue.first_short);
             first.is_none_or(|first| position <= first)
         };
         let short = || wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
-        let keeps_all = short().any(is_first) && !short().all(WaitKey::is_private);
+        let is_private =
+            |wait_key: &WaitKey| wait_key.is_of_user() || rank.is_some_and(|rank| rank.is_private(wait_key));
+        let keeps_all = short().any(is_first) && !short().all(is_private);
         wait_keys
             .iter()
             .filter(|(_, is_short)| **is_short || keeps_all)
@@ -665,7 +668,7 @@ mod tests {
 
     /// Queues a request at the selected keys. Its number is its position and the number of requested cores.
     fn enqueue(line: &mut WaitQueues, number: u128, wait_keys: &[(WaitKey, bool)]) -> WaitKeys {
-        let entries = line.keys_for(position(number), &wait_keys.iter().cloned().collect());
+        let entries = line.keys_for(position(number), &wait_keys.iter().cloned().collect(), None);
         let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
         for (wait_key, is_short) in &entries {
             line.insert(
@@ -883,8 +886,8 @@ mod tests {
                 });
                 let wait_keys = WaitKeys::from([(key.clone(), true), (em("other"), false)]);
                 assert_eq!(
-                    line.keys_for(position(number), &wait_keys).len(),
-                    1 + usize::from(is_first && !key.is_private())
+                    line.keys_for(position(number), &wait_keys, None).len(),
+                    1 + usize::from(is_first && !key.is_of_user())
                 );
             }
             let own: WaitKeys = plain
@@ -935,7 +938,7 @@ mod tests {
                 );
             }
             let wait_keys = WaitKeys::from([(em("a"), true), (user("u"), false)]);
-            visits::count(|| assert_eq!(line.keys_for(position(count), &wait_keys).len(), 2))
+            visits::count(|| assert_eq!(line.keys_for(position(count), &wait_keys, None).len(), 2))
         });
     }
 }

@@ -27,13 +27,14 @@ use rm_model::{
     limit::{LabelPattern, LabelSet, Limits, Rule, RulePrecondition, RuleRecord, ScopeUsage},
     name::Name,
     operation::Rejection,
+    order::QueueOrder,
     policy::Policy,
     principal::{Actor, Principal},
 };
 use rm_store::{
     Store, StoreError, label_resource,
     label_set::{self, LabelSetState},
-    limit, policy,
+    limit, policy, queue_order,
     session::{Session, within_timeout},
 };
 use rm_telemetry::cause;
@@ -113,8 +114,8 @@ impl LimitService {
     ) -> Result<SetResult, Error> {
         self.change(by, deadline, &FencedChange::Set(rule.clone(), expected)).await?;
         // The rule is stored from here on: no error may state that it is not.
-        let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
-        told.unwrap_or(Ok(SetResult::Counting)).map_err(|error| {
+        let state = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
+        state.unwrap_or(Ok(SetResult::Counting)).map_err(|error| {
             tracing::warn!(error = cause(&error), "a limit was set, but its reply cannot be read");
             Error::CommitUnknown
         })
@@ -162,6 +163,27 @@ impl LimitService {
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(within_timeout(policy::read(&mut *connection)).await?)
+    }
+
+    /// Sets the order of waiting requests. Requests that wait keep their positions and turns. An equal order changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
+    pub async fn set_order(&self, by: &Actor, order: QueueOrder, deadline: Instant) -> Result<(), Error> {
+        if self.order().await? == order {
+            return Ok(());
+        }
+        self.change(by, deadline, &FencedChange::Order(order)).await.map(drop)
+    }
+
+    /// Returns the order of waiting requests.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[boxed]
+    pub async fn order(&self) -> Result<QueueOrder, Error> {
+        Ok(within_timeout(queue_order::read(&self.store.pool().await?)).await?)
     }
 
     /// Returns up to `limit` rules after `after`, in the order of their evaluation, each with whether it decides. Rules whose

@@ -3,7 +3,10 @@
 //! Never: writes. Locks rows only in [`clusters`], on request.
 //! Callers: `admission::check` and `committer::batch`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -18,7 +21,7 @@ use rm_model::{
     limit::Limits,
     name::{Labels, Name},
     operation::{LockKey, PlacedRequest, RequestId},
-    order::{Class, QueueRanks, RankedRequest},
+    order::{Class, QueueRanks, RankedRequest, TurnKey},
     resource::Resource,
     ticket::EndedTicket,
     wait_queue::{ViewExtent, ViewedKeys, WaitKey, WaitQueues, viewed_keys},
@@ -104,11 +107,11 @@ pub(super) async fn clusters(
             wanted.application_ids.extend(resource.application_id().filter(|id| !id.is_empty()).map(str::to_owned));
         }
     }
-    for (ticket_id, told) in tickets {
+    for (ticket_id, application_id) in tickets {
         if let Some(ticket) = held.get(ticket_id) {
             let wanted = wanted.entry(ticket.cluster_id).or_default();
             wanted.paths.insert(ticket.path.clone());
-            wanted.application_ids.extend(told.map(str::to_owned));
+            wanted.application_ids.extend(application_id.map(str::to_owned));
             if let TicketPhase::Used { application_id: Some(known), .. } = &ticket.held.phase {
                 wanted.application_ids.insert(known.clone());
             }
@@ -126,36 +129,76 @@ pub(super) async fn clusters(
 /// requests that count for them. In a batch, the decisions of the requests affect each other.
 pub(super) async fn line(
     connection: &mut PgConnection,
-    (requests, in_line): (&[&PlacedRequest], &[Uuid]),
+    (requests, in_line, used): (&[&PlacedRequest], &[Uuid], &UsedIds),
     is_batch: bool,
     limits: &Limits,
     clusters: &Clusters,
     holds: &Holds,
 ) -> Result<WaitQueueView, StoreError> {
-    let (mut turn_keys, mut of_turn) = (BTreeSet::new(), HashMap::<_, usize>::new());
-    let mut keys_of = Vec::with_capacity(requests.len());
-    for request in requests {
-        let wait_keys: Vec<WaitKey> = assessment::all_wait_keys(request, limits, clusters, holds).collect();
-        let newcomer = RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH);
-        turn_keys.extend(newcomer.turn_keys_at(wait_keys.iter().cloned()));
-        *of_turn.entry(newcomer.turn).or_default() += 1;
-        keys_of.push((request, wait_keys));
-    }
+    let keys_of = |request: &&PlacedRequest| assessment::all_wait_keys(request, limits, clusters, holds).collect();
+    let keys_of: Vec<(&PlacedRequest, Vec<WaitKey>)> =
+        requests.iter().map(|request| (*request, keys_of(request))).collect();
     if keys_of.is_empty() && in_line.is_empty() {
         return Ok(WaitQueueView { wait_keys: Some(ViewedKeys::new()), ..WaitQueueView::default() });
     }
-    // Each decision of a turn may use up the first present request at a key.
-    let together = if is_batch { of_turn.into_values().max().unwrap_or(0) } else { 1 };
-    let depth = together + 2;
-    let query = RanksQuery { turn_keys: &turn_keys, ticket_ids: in_line, depth };
-    let ranks = waiting::ranks(&mut *connection, query).await?;
+    let stored = |request: &PlacedRequest| used.kept_ticket(request).or(request.queued_ticket());
+    let ticket_ids = in_line;
+    let mut turns = RequestedTurns::of(&keys_of, |request| {
+        RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH)
+    });
+    let mut ranks = waiting::ranks(&mut *connection, turns.query(ticket_ids, is_batch)).await?;
+    // After a change of the order, a stored turn can differ from that of a newcomer.
+    let stored_turns = RequestedTurns::of(&keys_of, |request| {
+        let stored = stored(request).and_then(|ticket_id| ranks.own.get(ticket_id)).cloned();
+        stored.unwrap_or_else(|| RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH))
+    });
+    if !stored_turns.keys.is_subset(&turns.keys) {
+        turns = turns.and(stored_turns);
+        ranks = waiting::ranks(&mut *connection, turns.query(ticket_ids, is_batch)).await?;
+    }
+    let together = turns.together(is_batch);
     let wait_keys = viewed_keys(keys_of.into_iter().flat_map(|(request, wait_keys)| {
         let extent = extent(request, &ranks, together);
         wait_keys.into_iter().map(move |wait_key| (wait_key, extent))
     }));
-    let ticket_ids: Vec<Uuid> = in_line.iter().copied().chain(ranks.own.ticket_ids()).collect();
+    let ticket_ids: Vec<Uuid> = ticket_ids.iter().copied().chain(ranks.own.ticket_ids()).collect();
     let line = waiting::line(connection, &wait_keys, &ticket_ids).await?;
     Ok(WaitQueueView { line, wait_keys: Some(wait_keys), ranks })
+}
+
+/// Turns of the requests of a decision.
+struct RequestedTurns {
+    /// Keys at which the requests take turns, with the turns.
+    keys: BTreeSet<(Arc<str>, TurnKey)>,
+    /// Largest number of requests with one turn.
+    together: usize,
+}
+
+impl RequestedTurns {
+    fn of(keys_of: &[(&PlacedRequest, Vec<WaitKey>)], rank: impl Fn(&PlacedRequest) -> RankedRequest) -> Self {
+        let (mut keys, mut of_turn) = (BTreeSet::new(), HashMap::<_, usize>::new());
+        for (request, wait_keys) in keys_of {
+            let rank = rank(request);
+            keys.extend(rank.turn_keys_at(wait_keys.iter().cloned()));
+            *of_turn.entry(rank.turn).or_default() += 1;
+        }
+        Self { keys, together: of_turn.into_values().max().unwrap_or(0) }
+    }
+
+    /// Returns the turns of both: a position may be removed by an earlier decision of the batch.
+    fn and(mut self, others: Self) -> Self {
+        self.keys.extend(others.keys);
+        Self { together: self.together.max(others.together), ..self }
+    }
+
+    /// Returns the number of requests that are decided together. Each decision of a turn may use up the first present request at a key.
+    fn together(&self, is_batch: bool) -> usize {
+        if is_batch { self.together } else { 1 }
+    }
+
+    fn query<'a>(&'a self, ticket_ids: &'a [Uuid], is_batch: bool) -> RanksQuery<'a> {
+        RanksQuery { turn_keys: &self.keys, ticket_ids, depth: self.together(is_batch) + 2 }
+    }
 }
 
 /// Returns the extent to which a decision needs the queues: up to the position of a waiting request, or all for a newcomer. Another of

@@ -58,6 +58,7 @@ pub mod operators;
 pub mod overview;
 pub mod policy;
 pub mod primary;
+pub mod queue_order;
 pub mod refusal;
 pub mod request_id;
 pub mod resource_hold;

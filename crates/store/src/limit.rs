@@ -22,7 +22,7 @@ use rm_model::{
 };
 
 use super::{
-    StoreError, expect_rows, label_set, limit_change, policy,
+    StoreError, expect_rows, label_set, limit_change, policy, queue_order,
     rows::{TableName, TableRow, dimension, hash, tally_json},
 };
 
@@ -88,12 +88,13 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
         None => rules(&mut *connection).await?,
     };
     let sets = label_set::read(&mut *connection).await?;
-    let policies = policy::read(connection).await?;
+    let policies = policy::read(&mut *connection).await?;
+    let order = queue_order::read(connection).await?;
     let limits = match changes {
         Some(changes) => known.changed(version, sets, changes),
         None => Limits::new(version, sets, all),
     };
-    Ok(limits.with_policies(policies))
+    Ok(limits.with_policies(policies).with_order(order))
 }
 
 /// Returns all rules.

@@ -9,10 +9,11 @@ use std::{
 };
 
 use sqlx::{PgConnection, PgExecutor};
+use uuid::Uuid;
 
 use rm_model::{
     name::Name,
-    operation::{Grant, KeptPosition, RequestId, RequestKey, RequestRecord},
+    operation::{Grant, KeptPosition, PlacedRequest, RequestId, RequestKey, RequestRecord},
 };
 
 use super::{
@@ -48,6 +49,19 @@ pub struct UsedIds {
     pub granted: HashMap<RequestKey, RequestRecord>,
     /// Positions in the wait queue.
     pub kept: HashMap<RequestKey, KeptPosition>,
+}
+
+impl UsedIds {
+    /// Returns the ticket id of the position of a request's id.
+    pub fn kept_ticket(&self, request: &PlacedRequest) -> Option<Uuid> {
+        let key = request.ask.request_key()?;
+        Some(self.kept.get(&key)?.position.ticket_id())
+    }
+
+    /// Returns the ticket ids of the positions.
+    pub fn kept_tickets(&self) -> impl Iterator<Item = Uuid> {
+        self.kept.values().map(|kept| kept.position.ticket_id())
+    }
 }
 
 /// Returns those `asked` pairs of user and request id that have been used.

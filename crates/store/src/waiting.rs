@@ -67,8 +67,12 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 /// at the deadline. A sweep uses the same period for dead instances.
 const OVERDUE: Duration = Duration::from_secs(5);
 
-/// Time for which a position is kept for an absent caller.
-const POSITION_KEPT: Duration = Duration::from_secs(60);
+/// SQL of the time for which a position is kept for an absent caller, in milliseconds.
+macro_rules! kept_ms {
+    () => {
+        "(SELECT position_kept_ms FROM linkis_queue_order WHERE only_row)"
+    };
+}
 
 /// Maximum number of entries that are read per wait key. A later request cannot be granted before so many entries.
 const ENTRIES_MAX: i64 = 500;
@@ -421,25 +425,27 @@ pub struct Departure {
 pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
     let of = |is_absent: bool| calls.iter().filter(move |call| call.is_absent == is_absent).map(|call| call.claim);
-    let mut gone: Vec<GoneRequest> = sqlx::query_as(
+    let mut gone: Vec<GoneRequest> = sqlx::query_as(concat!(
         "-- waiting::leave
-        DELETE FROM linkis_resource_waiting WHERE claim = ANY ($1) OR claim = ANY ($2) AND request_id IS NULL
-        RETURNING ticket_id, rank_time",
-    )
+            DELETE FROM linkis_resource_waiting
+            WHERE claim = ANY ($1) OR claim = ANY ($2) AND (request_id IS NULL OR ",
+        kept_ms!(),
+        " = 0) RETURNING ticket_id, rank_time"
+    ))
     .bind(of(false).collect::<Vec<_>>())
     .bind(of(true).collect::<Vec<_>>())
     .fetch_all(&mut *transaction)
     .await?;
     let absent: Vec<Uuid> = of(true).collect();
     if !absent.is_empty() {
-        let kept: Vec<GoneRequest> = sqlx::query_as(
+        let kept: Vec<GoneRequest> = sqlx::query_as(concat!(
             "-- waiting::keep
-            UPDATE linkis_resource_waiting SET claim = NULL,
-                kept_until = least(wait_until, clock_timestamp() + make_interval(secs => $2))
-            WHERE claim = ANY ($1) RETURNING ticket_id, rank_time",
-        )
+                UPDATE linkis_resource_waiting SET claim = NULL,
+                    kept_until = least(wait_until, clock_timestamp() + make_interval(secs => ",
+            kept_ms!(),
+            " / 1000.0)) WHERE claim = ANY ($1) RETURNING ticket_id, rank_time"
+        ))
         .bind(&absent)
-        .bind(POSITION_KEPT.as_secs_f64())
         .fetch_all(&mut *transaction)
         .await?;
         gone.extend(kept);
@@ -453,38 +459,39 @@ pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result
 /// positions that were kept long enough. Deletes the rows of instances dead for `FORGOTTEN`, too.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
-    let mut gone: Vec<GoneRequest> = sqlx::query_as(
+    let mut gone: Vec<GoneRequest> = sqlx::query_as(concat!(
         "-- waiting::sweep
-        DELETE FROM linkis_resource_waiting d USING (
-            SELECT w.ticket_id, w.claim FROM linkis_resource_waiting w
-            LEFT JOIN linkis_rm_instance i
-                ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
-            WHERE w.kept_until < clock_timestamp() OR w.wait_until < clock_timestamp() - make_interval(secs => $2)
-                OR i.instance_id IS NULL AND w.request_id IS NULL
-            LIMIT $1) w
-        WHERE d.ticket_id = w.ticket_id AND d.claim IS NOT DISTINCT FROM w.claim
-        RETURNING d.ticket_id, d.rank_time",
-    )
+            DELETE FROM linkis_resource_waiting d USING (
+                SELECT w.ticket_id, w.claim FROM linkis_resource_waiting w
+                LEFT JOIN linkis_rm_instance i
+                    ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
+                WHERE w.kept_until < clock_timestamp() OR w.wait_until < clock_timestamp() - make_interval(secs => $2)
+                    OR i.instance_id IS NULL AND (w.request_id IS NULL OR w.kept_until IS NULL AND ",
+        kept_ms!(),
+        " = 0) LIMIT $1) w
+            WHERE d.ticket_id = w.ticket_id AND d.claim IS NOT DISTINCT FROM w.claim
+            RETURNING d.ticket_id, d.rank_time"
+    ))
     .bind(limit)
     .bind(OVERDUE.as_secs_f64())
     .fetch_all(&mut *transaction)
     .await?;
-    let kept: Vec<GoneRequest> = sqlx::query_as(
+    let kept: Vec<GoneRequest> = sqlx::query_as(concat!(
         "-- waiting::sweep, kept
-        UPDATE linkis_resource_waiting d SET claim = NULL,
-            kept_until = least(d.wait_until, clock_timestamp() + make_interval(secs => $3))
-        FROM (
-            SELECT w.claim FROM linkis_resource_waiting w
-            LEFT JOIN linkis_rm_instance i
-                ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
-            WHERE i.instance_id IS NULL AND w.request_id IS NOT NULL AND w.claim IS NOT NULL
-            LIMIT $1) w
-        WHERE d.claim = w.claim
-        RETURNING d.ticket_id, d.rank_time",
-    )
+            UPDATE linkis_resource_waiting d SET claim = NULL,
+                kept_until = least(d.wait_until, clock_timestamp() + make_interval(secs => ",
+        kept_ms!(),
+        " / 1000.0)) FROM (
+                SELECT w.claim FROM linkis_resource_waiting w
+                LEFT JOIN linkis_rm_instance i
+                    ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
+                WHERE i.instance_id IS NULL AND w.request_id IS NOT NULL AND w.claim IS NOT NULL
+                LIMIT $1) w
+            WHERE d.claim = w.claim
+            RETURNING d.ticket_id, d.rank_time"
+    ))
     .bind(limit)
     .bind(OVERDUE.as_secs_f64())
-    .bind(POSITION_KEPT.as_secs_f64())
     .fetch_all(&mut *transaction)
     .await?;
     gone.extend(kept);

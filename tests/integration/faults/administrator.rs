@@ -3,12 +3,16 @@
 //! Limits are small, so that they decide. Each also has a unique maximum of memory, which no scope reaches. It identifies the change that
 //! set the limit.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
 
 use rm_client::{RmClient, calls};
 use rm_model::{
     limit::{LabelPattern, Rule},
     limit_mode::LimitMode,
+    order::{FairBy, QueueOrder},
     policy::{Check, Policy},
     resource::Dimension,
 };
@@ -97,6 +101,7 @@ impl Administrator {
                 0..5 => self.set(number).await,
                 5 if is_alone() => self.replace().await,
                 5..8 => self.delete(number).await,
+                8 => self.set_order().await,
                 _ => self.set_policy().await,
             }
             compare(&self.shared, &mut self.random, &self.all).await;
@@ -147,6 +152,15 @@ impl Administrator {
         let delete = rm.delete_limit(&known.pattern);
         let answer = self.shared.journal.call("delete limit", delete).await;
         known.changed(&answer, None);
+    }
+
+    async fn set_order(&mut self) {
+        let rm = self.shared.client(&mut self.random);
+        let turns: [&[&str]; 4] = [&["user"], &[], &["creator"], &["creator", "user"]];
+        let fair_by = FairBy::new(self.random.pick(turns).iter().map(|label| (*label).to_owned()));
+        let position_kept = Duration::from_secs(self.random.pick([0, 2, 60]));
+        let order = QueueOrder { fair_by, position_kept };
+        self.shared.journal.call("set order", rm.set_order(&order, "a trial")).await;
     }
 
     async fn set_policy(&mut self) {

@@ -6,7 +6,7 @@ use super::{
 };
 
 /// Lets each of `calls` run in turn: releases the ticket that holds the EM, and returns the users in the order of their grants.
-async fn served(client: &RmClient, mut held: (Grant, String), calls: Vec<(String, Call)>) -> Vec<String> {
+pub async fn served(client: &RmClient, mut held: (Grant, String), calls: Vec<(String, Call)>) -> Vec<String> {
     let mut waiting = JoinSet::new();
     for (user, call) in calls {
         waiting.spawn(async move { (user, grant_of(call).await) });

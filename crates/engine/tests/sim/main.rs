@@ -136,6 +136,14 @@ fn requests_of_limited_users_are_all_served() {
     run_all(LIMITED_USERS_OF_SEVERAL_INSTANCES, seeds(1), &mut Transitions::new());
 }
 
+/// A changed order leaves no waiter without a wake-up, and no two requests move each other for ever.
+#[test]
+fn requests_beside_changed_orders_are_all_served() {
+    for shape in [SEVERAL_INSTANCES, LIMITED_USERS, LIMITED_USERS_OF_SEVERAL_INSTANCES] {
+        run_all(Shape { faults: Faults::Orders, ..shape }, seeds(1), &mut Transitions::new());
+    }
+}
+
 /// No waiter depends on a poll while all notifications arrive.
 #[test]
 fn requests_beside_orderly_faults_are_all_served() {

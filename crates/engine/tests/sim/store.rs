@@ -17,7 +17,7 @@ use rm_model::{
     limit_mode::LimitMode,
     name::Name,
     operation::{KeptPosition, LockKey, Operation, Outcome, PlacedRequest, RegisterEm, RequestKey, RequestRecord},
-    order::{Class, QueueRanks, RankedRequest},
+    order::{Class, FairBy, QueueOrder, QueueRanks, RankedRequest},
     placement::ClusterView,
     principal::Principal,
     report::EmCondition,
@@ -239,6 +239,12 @@ impl Store {
         let counting = CountingRule::wanted([rule.label_set()].into(), &BTreeMap::new());
         let sets = counting.into_iter().map(|counting| LabelSet { id: 1, counting, is_counted: true });
         self.limits = Arc::new(Limits::new(Uuid::nil(), sets.collect(), [rule]));
+    }
+
+    /// Changes by what requests take turns that enter a queue from now on.
+    pub fn set_order(&mut self, fair_by: FairBy) {
+        let order = QueueOrder { fair_by, ..QueueOrder::default() };
+        self.limits = Arc::new(Limits::clone(&self.limits).with_order(order));
     }
 
     /// Holds an EM or a user.

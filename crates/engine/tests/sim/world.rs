@@ -19,9 +19,11 @@ use rm_model::{
     operation::{
         LockKey, Operation, Outcome, Rejection, ReleaseTicket, RemoveWaiting, RequestId, RequestSpec, ResumeEm,
     },
+    order::FairBy,
     placement::ClosedEm,
     principal::Principal,
     resource::Resource,
+    scope::{CREATOR, USER},
     wait_queue::{FreedKeys, MUCH, OwnedPosition, WaitKey, WaitKeyHash},
 };
 use uuid::Uuid;
@@ -41,6 +43,8 @@ pub enum Faults {
     Orderly,
     /// Also failures, unknown commits, lost notifications, lost entries and unregistered EMs.
     All,
+    /// Changes of the order of waiting requests alone.
+    Orders,
 }
 
 /// Size of a world, and its faults.
@@ -190,10 +194,18 @@ impl World {
             4 => self.take_turn(number, goes_on),
             5 | 6 if self.submitted < self.shape.requests => self.submit(number),
             7 | 8 => self.release(number),
+            9 if self.shape.faults == Faults::Orders => self.change_order(),
             9 if self.shape.faults != Faults::None => self.disturb(number),
             _ => {}
         }
         goes_on || self.instances.iter().any(Instance::is_busy)
+    }
+
+    /// Lets an administrator change by what waiting requests take turns.
+    fn change_order(&mut self) {
+        let turns: [&[&str]; 4] = [&[USER], &[], &[CREATOR], &[CREATOR, USER]];
+        let labels = turns[self.choices.below(turns.len())];
+        self.store.set_order(FairBy::new(labels.iter().map(|label| (*label).to_owned())));
     }
 
     /// Chooses a user.

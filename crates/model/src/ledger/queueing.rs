@@ -110,7 +110,7 @@ impl Ledger {
         let position = rank.position();
         let line = &mut self.line.line;
         line.set_position(position);
-        let wait_keys = line.keys_for(position, &wait_keys);
+        let wait_keys = line.keys_for(position, &wait_keys, Some(&rank));
         if entry.is_some_and(|entry| entry.position != position) {
             self.deltas.woken.insert(op.ask.ticket_id, position);
         }

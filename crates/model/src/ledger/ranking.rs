@@ -39,7 +39,7 @@ impl Ledger {
         let known = own.get(ticket_id).filter(|stored| !stored.is_absent).map(|stored| stored.short_at.clone());
         let was_behind = own.get(ticket_id).is_some_and(|stored| stored.is_absent && stored.class == Class::Behind);
         own.replace(RankedRequest { short_at: known.unwrap_or_default(), ..rank.clone() });
-        own.requeue(ticket_id, short_at, now, self.limits.fair_by());
+        own.requeue(ticket_id, short_at, now);
         if was_behind {
             own.begin_turn(ticket_id, now);
         }

@@ -1,10 +1,14 @@
-//! Limits, policies and scopes: parses and checks them, and converts them to messages.
+//! Limits, policies, the order of waiting requests, and scopes: parses and checks them, and converts them to messages.
 //!
 //! A parser fails with a [`FieldError`] that names the field, the value and the bound. The functions named `new_…` also
 //! check the names that a call creates; the others accept every stored name. No function here reads or changes a limit.
 //! Callers: `rm_edge::limit`, `rm_edge::usage` and the RM client.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::v1 as proto;
 use rm_model::{
@@ -13,9 +17,10 @@ use rm_model::{
     },
     limit_mode::LimitMode,
     name::{FieldError, Name, check_at_most, check_new, check_new_label, check_text},
+    order::{FAIR_BY_BYTES_MAX, FAIR_BY_MAX, FairBy, POSITION_KEPT, POSITION_KEPT_MAX, POSITION_KEPT_MIN, QueueOrder},
     policy::{EM_NEW_AFTER, EM_NEW_AFTER_MAX, EM_NEW_AFTER_MIN, Policy, REQUIRED_MAX},
     resource::{Dimension, parse_size},
-    scope::{Scope, ScopeHoldings, Tally},
+    scope::{EM, EM_APPLICATION, NAMESPACE, QUEUE, Scope, ScopeHoldings, Tally},
 };
 
 use super::{answer::timestamp, enumeration::known, request::duration};
@@ -256,6 +261,57 @@ pub fn new_policy(field: &str, message: Option<&proto::Policy>) -> Result<(Name,
     check_new(&format!("{field}.em_application_name"), em_kind.as_str())?;
     policy.required_labels().iter().try_for_each(|key| check_new(&format!("{field}.required_labels"), key))?;
     Ok((em_kind, policy))
+}
+
+/// Parses the order of waiting requests in `field`.
+pub fn order(field: &str, message: Option<&proto::Order>) -> Result<QueueOrder, FieldError> {
+    let message = message.ok_or_else(|| FieldError::new(field, "is required"))?;
+    let in_labels = format!("{field}.fair_by");
+    check_at_most(&in_labels, message.fair_by.len(), "labels", FAIR_BY_MAX)?;
+    let mut labels = BTreeSet::new();
+    for key in &message.fair_by {
+        Name::parse(&in_labels, key)?;
+        if [EM, EM_APPLICATION, QUEUE, NAMESPACE].contains(&key.as_str()) {
+            let problem = format!("names {key:?}; a request for one of several EMs or queues has no fixed one");
+            return Err(FieldError::new(in_labels, problem));
+        }
+        if !labels.insert(key.clone()) {
+            return Err(FieldError::new(in_labels, format!("names {key:?} a second time")));
+        }
+    }
+    let bytes: usize = labels.iter().map(String::len).sum();
+    if bytes > FAIR_BY_BYTES_MAX {
+        let problem = format!("has names of {bytes} bytes together; at most {FAIR_BY_BYTES_MAX} are allowed");
+        return Err(FieldError::new(in_labels, problem));
+    }
+    let position_kept = position_kept(&format!("{field}.position_kept"), message.position_kept)?;
+    Ok(QueueOrder { fair_by: FairBy::new(labels), position_kept })
+}
+
+/// Parses the time in `field` for which positions of absent callers are kept.
+fn position_kept(field: &str, time: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
+    let Some(time) = time else { return Ok(POSITION_KEPT) };
+    let time = duration(field, time)?;
+    if time.is_zero() || (POSITION_KEPT_MIN..=POSITION_KEPT_MAX).contains(&time) {
+        // As stored.
+        return Ok(Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
+    }
+    Err(FieldError::new(field, format!("is {time:?}; must be 0, or from 1 second to 1 hour")))
+}
+
+/// Parses the order in `field` that a call sets, and checks its names.
+pub fn new_order(field: &str, message: Option<&proto::Order>) -> Result<QueueOrder, FieldError> {
+    let order = order(field, message)?;
+    order.fair_by.labels().try_for_each(|key| check_new(&format!("{field}.fair_by"), key))?;
+    Ok(order)
+}
+
+/// Converts the order of waiting requests to a message.
+pub fn order_message(order: &QueueOrder) -> proto::Order {
+    proto::Order {
+        fair_by: order.fair_by.labels().map(str::to_owned).collect(),
+        position_kept: prost_types::Duration::try_from(order.position_kept).ok(),
+    }
 }
 
 /// Returns all checks. They apply to kinds of EMs without a policy.

@@ -135,10 +135,11 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         requests.iter().flat_map(|request| [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())]);
     let holds = read_state::holds(&mut *connection, (any_held, None), lock_keys, &mut ems).await?;
     let queued: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
-    let kept = used.kept.values().map(|kept| kept.position.ticket_id());
-    let in_line: Vec<Uuid> = queued.iter().copied().chain(kept).collect();
+    let in_line: Vec<Uuid> = queued.iter().copied().chain(used.kept_tickets()).collect();
     let line = match anybody_waits {
-        true => read_state::line(&mut *connection, (&requests, &in_line), false, &limits, &clusters, &holds).await?,
+        true => {
+            read_state::line(&mut *connection, (&requests, &in_line, &used), false, &limits, &clusters, &holds).await?
+        }
         false => WaitQueueView::default(),
     };
     let removed = read_state::removed(&mut *connection, queued.into_iter(), &line.line).await?;

@@ -308,15 +308,15 @@ async fn read(
     let holds = read_state::holds(&mut *connection, (in_force.any_held, Some(now)), lock_keys, &mut ems).await?;
     let queued: Vec<Uuid> = requests.iter().filter_map(|request| request.queued_ticket()).collect();
     let removing: Vec<Uuid> = operations.iter().filter_map(|operation| operation.removes()).collect();
-    let kept = used.kept.values().map(|kept| kept.position.ticket_id());
-    let in_line: Vec<Uuid> = queued.iter().chain(&removing).copied().chain(kept).collect();
+    let in_line: Vec<Uuid> = queued.iter().chain(&removing).copied().chain(used.kept_tickets()).collect();
     let waiting = match !removing.is_empty() || requests.iter().any(|request| takes_over(request, &used.kept)) {
         // All rows that the batch may write, in one order. Without the lock of its EM, the entry of another call could move.
         true => waiting::lock(&mut *connection, &in_line).await?,
         false => HashMap::new(),
     };
+    let queued_reads = (&requests[..], &in_line[..], &used);
     let line = match in_force.anybody_waits || !in_line.is_empty() {
-        true => read_state::line(&mut *connection, (&requests, &in_line), true, &limits, &clusters, &holds).await?,
+        true => read_state::line(&mut *connection, queued_reads, true, &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
     let removed = read_state::removed(&mut *connection, queued.into_iter().chain(removing), &line.line).await?;

@@ -14,6 +14,7 @@ use crate::{commit::commit, error::Error, lock_attempts::LockAttempts};
 use rm_model::{
     limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
     name::Name,
+    order::QueueOrder,
     policy::Policy,
     principal::Actor,
 };
@@ -22,7 +23,7 @@ use rm_store::{
     action_record::{self, LimitAct},
     em_resource,
     label_set::{self, LabelSetState},
-    limit, limit_change, policy,
+    limit, limit_change, policy, queue_order,
     session::{self, Session, within_timeout},
     waiting::{self, FreedNotification},
 };
@@ -41,6 +42,8 @@ pub(super) enum FencedChange {
     Replace(Vec<Rule>),
     /// Set the policy of an EM kind.
     Policy(Name, Policy),
+    /// Set the order of waiting requests.
+    Order(QueueOrder),
     /// Activate label sets whose tickets are all counted.
     Decide(Vec<i64>),
 }
@@ -103,6 +106,11 @@ impl FencedChange {
                 policy::upsert(connection, kind, policy).await?;
                 vec![LimitAct::Policy(kind.clone(), policy.clone(), before)]
             }
+            Self::Order(order) => {
+                let before = queue_order::read(&mut *connection).await?;
+                queue_order::replace(connection, order).await?;
+                vec![LimitAct::Order(order.clone(), before)]
+            }
             Self::Decide(counted) => {
                 let lines = switch(connection, counted).await?;
                 return Ok(ChangeResult { lines, ..ChangeResult::default() });
@@ -149,7 +157,7 @@ impl ChangeResult {
     fn in_force(&self) -> Vec<LimitAct> {
         let label_set = |line: &LimitAct| match line {
             LimitAct::Set(rule, _) | LimitAct::Deleted(rule) => Some(rule.label_set()),
-            LimitAct::Policy(..) | LimitAct::InForce(_) => None,
+            LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::InForce(_) => None,
         };
         let changed: BTreeSet<_> = self.lines.iter().filter_map(label_set).collect();
         changed.intersection(&self.counted.decided).cloned().map(LimitAct::InForce).collect()
@@ -161,7 +169,7 @@ fn of_rule(line: &LimitAct) -> Option<(&LabelPattern, Option<&Rule>)> {
     match line {
         LimitAct::Set(rule, _) => Some((&rule.pattern, Some(rule))),
         LimitAct::Deleted(rule) => Some((&rule.pattern, None)),
-        LimitAct::Policy(..) | LimitAct::InForce(_) => None,
+        LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::InForce(_) => None,
     }
 }
 
@@ -256,7 +264,7 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitAct]) -> Result<
     let sets = label_set::read(&mut *connection).await?;
     let of_new_rule = |line: &LimitAct| match line {
         LimitAct::Set(rule, _) => Some(rule.label_set()),
-        LimitAct::Deleted(_) | LimitAct::Policy(..) | LimitAct::InForce(_) => None,
+        LimitAct::Deleted(_) | LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::InForce(_) => None,
     };
     // Other label sets have no rule; otherwise they would be counted.
     let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();

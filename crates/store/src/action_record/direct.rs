@@ -13,6 +13,7 @@ use rm_model::{
     audit::{Difference, Subject},
     limit::{LabelPattern, Rule},
     name::Name,
+    order::QueueOrder,
     policy::Policy,
     principal::{Actor, Principal},
     recorded_state::RecordedState,
@@ -23,6 +24,9 @@ use crate::{StoreError, expect_rows, limit, rows::column};
 
 use super::TABLE;
 
+/// Object of the history lines about the order of waiting requests.
+const ORDER: &str = "order";
+
 /// Change of the limits.
 #[derive(Debug, Clone)]
 pub enum LimitAct {
@@ -32,6 +36,8 @@ pub enum LimitAct {
     Deleted(Rule),
     /// The policy of a kind of EMs (application name) was set; with the previous policy, if any.
     Policy(Name, Policy, Option<Policy>),
+    /// The order of waiting requests was set; with the previous order.
+    Order(QueueOrder, QueueOrder),
     /// The rules of a label set decide from this line on. Either all of its tickets are now counted, or a change of
     /// very many of its rules was recorded before the fence.
     InForce(BTreeSet<String>),
@@ -42,7 +48,9 @@ struct LimitLine<'a> {
     action: Action,
     em_kind: Option<&'a str>,
     /// Pattern of the rule, label names of the label set, or checks of the policy, as JSON.
-    scope: String,
+    scope: Option<String>,
+    /// Name of an object that is neither an EM nor a scope.
+    object: Option<&'a str>,
     /// Maximum of the rule; zero amounts if it exceeds the range of a resource.
     max: Resource,
     mode: Option<&'static str>,
@@ -55,11 +63,11 @@ struct LimitLine<'a> {
 
 impl<'a> LimitLine<'a> {
     /// Returns a line by `by` without a maximum and states.
-    fn new(action: Action, scope: String, by: &'a Actor) -> Self {
-        let (em_kind, mode, before, after) = (None, None, None, None);
+    fn new(action: Action, scope: Option<String>, by: &'a Actor) -> Self {
+        let (em_kind, object, mode, before, after) = (None, None, None, None, None);
         let (actor, address, reason) = (by.as_str(), by.address(), by.reason());
         let max = Resource::zero(ResourceType::Special);
-        Self { action, em_kind, scope, max, mode, actor, address, reason, before, after }
+        Self { action, em_kind, scope, object, max, mode, actor, address, reason, before, after }
     }
 
     fn of_rule(action: Action, rule: &Rule, by: &'a Actor) -> Self {
@@ -67,7 +75,7 @@ impl<'a> LimitLine<'a> {
         Self {
             max: max.unwrap_or_else(|_| Resource::zero(ResourceType::Special)),
             mode: Some(rule.mode.as_str()),
-            ..Self::new(action, limit::pattern_json(&rule.pattern), by)
+            ..Self::new(action, Some(limit::pattern_json(&rule.pattern)), by)
         }
     }
 
@@ -87,9 +95,15 @@ impl<'a> LimitLine<'a> {
                     em_kind: Some(kind.as_str()),
                     before: before.as_ref().map(RecordedState::of_policy),
                     after: Some(RecordedState::of_policy(policy)),
-                    ..Self::new(Action::PolicySet, checks, by)
+                    ..Self::new(Action::PolicySet, Some(checks), by)
                 }
             }
+            LimitAct::Order(order, before) => Self {
+                object: Some(ORDER),
+                before: Some(RecordedState::of_order(before)),
+                after: Some(RecordedState::of_order(order)),
+                ..Self::new(Action::OrderSet, None, by)
+            },
             // The actor is the service itself, without an address and a reason.
             LimitAct::InForce(keys) => {
                 let labels = LabelPattern::new(keys.iter().map(|key| (key.clone(), None)).collect());
@@ -97,7 +111,7 @@ impl<'a> LimitLine<'a> {
                     actor: Principal::Service.as_str(),
                     address: None,
                     reason: None,
-                    ..Self::new(Action::LimitsInForce, limit::pattern_json(&labels), by)
+                    ..Self::new(Action::LimitsInForce, Some(limit::pattern_json(&labels)), by)
                 }
             }
         }
@@ -118,14 +132,15 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitAct], by
     let done = sqlx::query(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
-            action_time, limit_mode, address, before, after, reason)
-        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode, address, before, after, reason
+            action_time, limit_mode, address, before, after, reason, object)
+        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode, address, before, after, reason,
+            object
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[], $8::text[], $9::text[], $10::text[],
-            $11::text[]) AS d (action, em_kind, scope, max, actor, mode, address, before, after, reason)",
+            $11::text[], $12::text[]) AS d (action, em_kind, scope, max, actor, mode, address, before, after, reason, object)",
     )
     .bind(column(&lines, |line| line.action.as_str()))
     .bind(column(&lines, |line| line.em_kind))
-    .bind(column(&lines, |line| line.scope.as_str()))
+    .bind(column(&lines, |line| line.scope.as_deref()))
     .bind(column(&lines, |line| line.max.to_json()))
     .bind(column(&lines, |line| line.actor))
     .bind(ResourceType::Special.as_str())
@@ -134,6 +149,7 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitAct], by
     .bind(column(&lines, |line| line.before.as_ref().map(RecordedState::as_str)))
     .bind(column(&lines, |line| line.after.as_ref().map(RecordedState::as_str)))
     .bind(column(&lines, |line| line.reason))
+    .bind(column(&lines, |line| line.object))
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())

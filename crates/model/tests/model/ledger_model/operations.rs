@@ -16,7 +16,7 @@ use rm_model::{
         ConfirmTicket, DrainEm, ForceRelease, MarkEmLost, Operation, PlacedRequest, RegisterEm, ReleaseTicket,
         RemoveWaiting, RequestId, RequestSpec, ResumeEm, UnregisterEm, UpdateTicket, WaitParameters,
     },
-    order::FairBy,
+    order::{FairBy, QueueOrder},
     policy::Policy,
     principal::Principal,
     report::{LastSignOfLife, ReportNumber},
@@ -281,5 +281,5 @@ pub(super) fn rules(model: &Model) -> Limits {
     });
     Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule))
         .with_policies(policies)
-        .with_fair_by(FairBy::new([]))
+        .with_order(QueueOrder { fair_by: FairBy::new([]), ..QueueOrder::default() })
 }

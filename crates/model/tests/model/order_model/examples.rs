@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rm_model::{
     name::{Labels, Name},
-    order::{AnyEm, Class, FairBy, OwnRequests, RankedRequest, TurnKey, new_rank_time},
+    order::{AnyEm, Class, FairBy, OwnRequests, RankedRequest, TurnKey, is_private, new_rank_time},
     resource::Resource,
     scope::{Scope, TicketLabels},
     selector::EmSelector,
@@ -48,7 +48,7 @@ impl Example {
     }
 
     fn requeue(&mut self, name: &str, seconds: i64, keys: &[WaitKey]) {
-        self.own.requeue(self.id(name), keys.iter().cloned().collect(), at(seconds), &FairBy::default());
+        self.own.requeue(self.id(name), keys.iter().cloned().collect(), at(seconds));
     }
 
     fn grant(&mut self, name: &str, seconds: i64) {
@@ -169,7 +169,7 @@ fn order_without_em_groups_equal_conditions() {
         let id = Uuid::from_u128(number);
         let request = RankedRequest::new(id, Some("user=a".into()), at(number as i64), 0);
         own.insert(RankedRequest { any_em, ..request });
-        own.requeue(id, [WaitKey::Em(em(em_name))].into(), at(number as i64), &FairBy::default());
+        own.requeue(id, [WaitKey::Em(em(em_name))].into(), at(number as i64));
         own.get(id).unwrap().class
     };
     assert_eq!(enter(1, Some(selector("a")), "em1"), Class::First);
@@ -178,7 +178,7 @@ fn order_without_em_groups_equal_conditions() {
     assert_eq!(enter(4, None, "em1"), Class::First, "one EM");
     assert_eq!(enter(5, None, "em1"), Class::Behind);
     // A move to another EM keeps the turn at any EM.
-    own.requeue(Uuid::from_u128(1), [WaitKey::Em(em("em3"))].into(), at(9), &FairBy::default());
+    own.requeue(Uuid::from_u128(1), [WaitKey::Em(em("em3"))].into(), at(9));
     assert_eq!(own.get(Uuid::from_u128(2)).unwrap().class, Class::Behind);
     assert_eq!(own.get(Uuid::from_u128(2)).unwrap().rank_time, at(2));
     let first = own.get(Uuid::from_u128(1)).unwrap();
@@ -195,7 +195,7 @@ fn order_without_turns_is_by_entry_time() {
     for number in 0..3 {
         let id = Uuid::from_u128(number);
         own.insert(RankedRequest::new(id, None, at(7), 0));
-        own.requeue(id, [on_em()].into(), at(7), &fair_by);
+        own.requeue(id, [on_em()].into(), at(7));
         assert_eq!(own.get(id).unwrap().position(), QueuePosition::new(0, at(7), id));
     }
     own.take_reranked();
@@ -212,15 +212,20 @@ fn order_by_several_labels_gives_turn_by_combination() {
     };
     assert_eq!(turn("pig", "IDE").as_deref(), Some("creator=IDE,team=,user=pig"));
     assert_ne!(turn("c", "a,team=,user=b"), turn("b,team=,user=c", "a"));
-    for (labels, is_private) in [
-        (vec![("user", "pig")], false),
-        (vec![("creator", "IDE"), ("engine", "spark"), ("team", ""), ("user", "pig")], true),
-    ] {
-        assert_eq!(fair_by.is_private(&scope(&labels)), is_private);
+    let long = "x".repeat(2000);
+    assert_ne!(turn("pig", &long), turn("dog", &long));
+    assert!(turn("pig", &long).unwrap().len() < 100);
+    for turn in [turn("pig", "IDE"), turn("=a,b", r"\"), turn("pig", &long)] {
+        for (labels, expected) in [
+            (vec![("user", "pig")], false),
+            (vec![("creator", "IDE"), ("engine", "spark"), ("team", ""), ("user", "pig")], true),
+        ] {
+            assert_eq!(is_private(turn.as_deref(), &scope(&labels)), expected, "{turn:?}");
+        }
     }
-    assert!(FairBy::default().is_private(&scope(&[("user", "pig")])));
-    assert!(!FairBy::new([]).is_private(&scope(&[("user", "pig")])));
-    assert!(!FairBy::default().is_private(&on_em()));
+    assert!(is_private(Some("user=pig"), &scope(&[("user", "pig")])));
+    assert!(!is_private(None, &scope(&[("user", "pig")])));
+    assert!(!is_private(Some("user=pig"), &on_em()));
 }
 
 #[test]

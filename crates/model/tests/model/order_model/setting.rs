@@ -72,7 +72,6 @@ pub struct Setting {
     pub keys: [WaitKey; KEYS],
     pub max: Amounts,
     pub requests: Vec<Spec>,
-    pub fair_by: FairBy,
     pub turns: [Option<Arc<str>>; USERS],
     pub any_em: AnyEm,
     /// Seconds between two events.
@@ -96,14 +95,13 @@ impl Setting {
             max: max.map(|max| [max, 0]),
             step: if requests.iter().all(|spec| spec.priority == 0) { 1 } else { 20 },
             requests,
-            fair_by: FairBy::default(),
             turns: turns(&FairBy::default()),
             any_em: AnyEm::of(&EmSelector::default()),
         }
     }
 
     pub fn with_fair_by(self, fair_by: FairBy) -> Self {
-        Self { turns: turns(&fair_by), fair_by, ..self }
+        Self { turns: turns(&fair_by), ..self }
     }
 
     /// Largest difference of two priorities, in seconds.

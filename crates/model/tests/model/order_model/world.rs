@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use rm_model::order::{Class, OwnOrder, OwnRequests, RankedRequest};
+use rm_model::order::{Class, OwnOrder, OwnRequests, RankedRequest, is_private};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
@@ -317,8 +317,8 @@ impl Model<'_> {
 
     /// Whether a check at a key compares the request as a newcomer: it has been short at private keys alone.
     pub fn is_new_at(&self, waiting: &Waiting, key: usize) -> bool {
-        let is_private = self.setting.fair_by.is_private(&self.setting.keys[key]);
-        !waiting.was_shared && !is_private && self.mistake != Some(Mistake::OwnLimitAges)
+        let is_private_key = is_private(self.setting.turns[0].as_deref(), &self.setting.keys[key]);
+        !waiting.was_shared && !is_private_key && self.mistake != Some(Mistake::OwnLimitAges)
     }
 
     /// Returns the position that a check of a waiting request at `now` compares at a key.
@@ -362,7 +362,7 @@ impl Model<'_> {
         let (now, setting) = (time(world.now), self.setting);
         let keys: BTreeSet<_> = short.iter().map(|key| setting.keys[key].clone()).collect();
         self.change(world, request, short, |own, ticket_id| {
-            own.requeue(ticket_id, keys.clone(), now, &setting.fair_by);
+            own.requeue(ticket_id, keys.clone(), now);
         });
         let now = world.now;
         let waiting = world.waiting_mut(request);
@@ -379,8 +379,8 @@ impl Model<'_> {
             let mut others = world.present().filter(|(other, waiting)| *other != request && waiting.short.has(key));
             others.all(|(other, _)| self.position(world, other, key) > here)
         };
-        let is_private = |key: usize| setting.fair_by.is_private(&setting.keys[key]);
-        let is_own_limit = short.iter().all(is_private) && self.mistake != Some(Mistake::OwnLimitKeeps);
+        let is_private_key = |key: usize| is_private(setting.turns[0].as_deref(), &setting.keys[key]);
+        let is_own_limit = short.iter().all(is_private_key) && self.mistake != Some(Mistake::OwnLimitKeeps);
         let keeps_all = !is_own_limit && short.iter().any(is_head);
         let amounts = setting.requests[request].amounts_on(em);
         let entries =
