@@ -1,4 +1,4 @@
-//! Crowd `turns`: users that share an EM in turns, whatever one of them requests at once.
+//! Crowd `turns`: users that share an EM in turns, beside a user with very many requests.
 //!
 //! - *Trickle*: one user requests 1,000 engines at once for 100 places, and two others one after another. Each engine runs for 3 to
 //!   9 s. At the start, all places are taken, and become free over 9 s. Measured is how long the two others wait.

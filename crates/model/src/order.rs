@@ -99,12 +99,12 @@ impl FairBy {
 /// labels include all labels of the turn.
 pub fn is_private(turn: Option<&str>, wait_key: &WaitKey) -> bool {
     let (WaitKey::Scope(scope), Some(turn)) = (wait_key, turn) else { return false };
-    let mut names = label_names(turn).peekable();
-    names.peek().is_some() && names.all(|label| scope.labels().contains_key(&label))
+    let names = label_names(turn);
+    !names.is_empty() && names.iter().all(|label| scope.labels().contains_key(label))
 }
 
 /// Returns the names of the labels of a turn.
-fn label_names(turn: &str) -> impl Iterator<Item = String> {
+fn label_names(turn: &str) -> Vec<String> {
     let (mut names, mut name, mut is_name, mut is_escaped) = (Vec::new(), String::new(), true, false);
     for letter in turn.chars() {
         match letter {
@@ -127,7 +127,7 @@ fn label_names(turn: &str) -> impl Iterator<Item = String> {
         }
         is_escaped = false;
     }
-    names.into_iter()
+    names
 }
 
 /// Returns the rank time of a request that enters or takes a turn: the database clock, and never before the latest rank time.

@@ -5,7 +5,7 @@
 //! capacity accumulates for a large request until it fits.
 //!
 //! At keys where it is not short, a request reserves nothing. The exception is the head of a queue, which reserves at all of its
-//! keys, so that it is granted eventually; but a request that is short at private keys only, where no other user waits,
+//! keys, so that it is granted eventually; but a request that is short at private keys only (those of one user, or of one turn)
 //! reserves nothing elsewhere: a user at a personal limit would keep capacity idle.
 //! Never: wakes or grants a request. Callers: the assessment, the ledger, the store and the admission's state cache.
 

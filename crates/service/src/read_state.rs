@@ -125,11 +125,11 @@ pub(super) async fn clusters(
     Ok(Clusters::new(providers, clusters, held))
 }
 
-/// Reads the queue entries at the wait keys of `requests`, and the entries and ranks of the waiting requests `in_line` and of the own
+/// Reads the queue entries at the wait keys of `requests`, and the entries and ranks of the waiting requests `queued` and of the own
 /// requests that count for them. In a batch, the decisions of the requests affect each other.
 pub(super) async fn line(
     connection: &mut PgConnection,
-    (requests, in_line, used): (&[&PlacedRequest], &[Uuid], &UsedIds),
+    (requests, queued, used): (&[&PlacedRequest], &[Uuid], &UsedIds),
     is_batch: bool,
     limits: &Limits,
     clusters: &Clusters,
@@ -138,30 +138,29 @@ pub(super) async fn line(
     let keys_of = |request: &&PlacedRequest| assessment::all_wait_keys(request, limits, clusters, holds).collect();
     let keys_of: Vec<(&PlacedRequest, Vec<WaitKey>)> =
         requests.iter().map(|request| (*request, keys_of(request))).collect();
-    if keys_of.is_empty() && in_line.is_empty() {
+    if keys_of.is_empty() && queued.is_empty() {
         return Ok(WaitQueueView { wait_keys: Some(ViewedKeys::new()), ..WaitQueueView::default() });
     }
     let stored = |request: &PlacedRequest| used.kept_ticket(request).or(request.queued_ticket());
-    let ticket_ids = in_line;
-    let mut turns = RequestedTurns::of(&keys_of, |request| {
-        RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH)
-    });
-    let mut ranks = waiting::ranks(&mut *connection, turns.query(ticket_ids, is_batch)).await?;
+    let newcomer =
+        |request: &PlacedRequest| RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH);
+    let mut turns = RequestedTurns::of(&keys_of, newcomer);
+    let mut ranks = waiting::ranks(&mut *connection, turns.query(queued, is_batch)).await?;
     // After a change of the order, a stored turn can differ from that of a newcomer.
     let stored_turns = RequestedTurns::of(&keys_of, |request| {
         let stored = stored(request).and_then(|ticket_id| ranks.own.get(ticket_id)).cloned();
-        stored.unwrap_or_else(|| RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH))
+        stored.unwrap_or_else(|| newcomer(request))
     });
     if !stored_turns.keys.is_subset(&turns.keys) {
         turns = turns.and(stored_turns);
-        ranks = waiting::ranks(&mut *connection, turns.query(ticket_ids, is_batch)).await?;
+        ranks = waiting::ranks(&mut *connection, turns.query(queued, is_batch)).await?;
     }
     let together = turns.together(is_batch);
     let wait_keys = viewed_keys(keys_of.into_iter().flat_map(|(request, wait_keys)| {
         let extent = extent(request, &ranks, together);
         wait_keys.into_iter().map(move |wait_key| (wait_key, extent))
     }));
-    let ticket_ids: Vec<Uuid> = ticket_ids.iter().copied().chain(ranks.own.ticket_ids()).collect();
+    let ticket_ids: Vec<Uuid> = queued.iter().copied().chain(ranks.own.ticket_ids()).collect();
     let line = waiting::line(connection, &wait_keys, &ticket_ids).await?;
     Ok(WaitQueueView { line, wait_keys: Some(wait_keys), ranks })
 }

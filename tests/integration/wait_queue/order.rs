@@ -12,7 +12,7 @@ use tonic_types::StatusExt as _;
 
 use super::{
     positions::{Forwarder, named, users},
-    turns::served,
+    turns::{served, turn_is_lost_to_absent_caller},
     *,
 };
 
@@ -115,21 +115,7 @@ async fn request_at_limit_of_user_is_served_after_change_of_order() {
 /// While a caller is absent, its turn is used by a request that has the turn from before the change of the order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turn_of_absent_caller_is_used_after_change_of_order() {
-    let (_database, first, second) = two().await;
-    let (em1, grant) = full_em(&first.client, "host1", 10).await;
-    let (through, connection) = Forwarder::start(&first.address).await;
-    let repeated = named("r1", patient(&em1, "pig", cpu(10)));
-    let _lost = enqueue(&through, repeated.clone()).await;
-    let next = enqueue(&second.client, patient(&em1, "pig", cpu(10))).await;
-    let _mouse = enqueue(&second.client, patient(&em1, "mouse", cpu(10))).await;
-    second.client.set_order(&turns_by(&["creator"]), "").await.unwrap();
-    connection.abort();
-    let has_turn = async || users(&first.client).await == ["pig", "pig", "mouse"];
-    eventually("the next request has the turn", LONG, has_turn).await;
-    first.client.resource_released(&release(&grant, "first")).await.unwrap();
-    grant_of(next).await;
-    let _back = request_in_task(&second.client, repeated);
-    eventually("the caller is back", LONG, async || users(&first.client).await == ["mouse", "pig"]).await;
+    turn_is_lost_to_absent_caller(async |client| client.set_order(&turns_by(&["creator"]), "").await.unwrap()).await;
 }
 
 /// Names and values of labels are as long as they may be: the turn is bounded.

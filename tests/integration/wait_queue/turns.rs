@@ -90,6 +90,11 @@ async fn turn_of_absent_caller_is_kept() {
 /// A user whose own request was granted while a caller was absent has had its turn: the caller returns behind others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turn_that_was_used_is_lost_to_absent_caller() {
+    turn_is_lost_to_absent_caller(async |_| {}).await;
+}
+
+/// `meanwhile` happens while all requests wait.
+pub async fn turn_is_lost_to_absent_caller(meanwhile: impl AsyncFn(&RmClient)) {
     let (_database, first, second) = two().await;
     let (em1, grant) = full_em(&first.client, "host1", 10).await;
     let (through, connection) = Forwarder::start(&first.address).await;
@@ -97,6 +102,7 @@ async fn turn_that_was_used_is_lost_to_absent_caller() {
     let _lost = enqueue(&through, repeated.clone()).await;
     let next = enqueue(&second.client, patient(&em1, "pig", cpu(10))).await;
     let _mouse = enqueue(&second.client, patient(&em1, "mouse", cpu(10))).await;
+    meanwhile(&second.client).await;
     connection.abort();
     let has_turn = async || users(&first.client).await == ["pig", "pig", "mouse"];
     eventually("the next request has the turn", LONG, has_turn).await;
