@@ -124,7 +124,8 @@ async fn wait_queue_large_request_is_not_starved() {
     }
     let busy = async || first.client.em(&em1).await.unwrap().locked.get(&Dimension::Cores) > 50;
     eventually("small requests are granted", LONG, busy).await;
-    let call = request_in_task(&first.client, patient(&em1, "big", cpu(90)));
+    // Beside a smaller request, a later one may be granted the rest of the EM.
+    let call = request_in_task(&first.client, patient(&em1, "big", cpu(100)));
     let since = Mutex::new(None);
     let is_queued = async || {
         let waiting = first.client.waiting().await.unwrap();
