@@ -37,6 +37,7 @@ mod order;
 mod output;
 mod overview;
 mod policies;
+mod priorities;
 mod providers;
 mod refusals;
 mod register;
@@ -101,6 +102,9 @@ pub enum Command {
     /// Order of waiting requests
     #[command(subcommand)]
     Order(Box<order::OrderCommand>),
+    /// Priorities of waiting requests
+    #[command(subcommand)]
+    Priority(Box<priorities::PriorityCommand>),
     /// Limits that apply to each kind of EM
     #[command(subcommand)]
     Policy(Box<policies::PolicyCommand>),
@@ -176,6 +180,7 @@ impl Command {
             Self::Request(command) => command.run().await,
             Self::Limit(command) => command.run().await,
             Self::Order(command) => command.run().await,
+            Self::Priority(command) => command.run().await,
             Self::Policy(command) => command.run().await,
             Self::Hold(command) => command.run().await,
             Self::Provider(command) => command.run().await,

@@ -33,6 +33,7 @@ use super::{
 mod counting;
 mod one;
 
+pub(super) use one::labelled;
 use one::{DeleteLimitCommand, GetLimitCommand, SetLimitCommand};
 
 /// Verbs of `limit`.

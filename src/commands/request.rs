@@ -60,6 +60,10 @@ pub struct RequestCommand {
     #[arg(long, value_name = "DURATION", value_parser = wait, conflicts_with = "dry_run")]
     wait: Option<Duration>,
 
+    /// Head start while the request waits, in seconds: -600 to 600, 0 for the default of its labels.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, allow_negative_numbers = true)]
+    priority: i32,
+
     /// Only reply whether the request fits, and what limits it; grant nothing.
     #[arg(long)]
     dry_run: bool,
@@ -87,6 +91,7 @@ impl RequestCommand {
             labels: self.labels.into_iter().collect(),
             wait_timeout: self.wait.and_then(|wait| prost_types::Duration::try_from(wait).ok()),
             dry_run: self.dry_run,
+            priority: self.priority,
             ..Default::default()
         };
         let reply = service.make_slowly("requesting", &calls::REQUEST_RESOURCE, &question).await?;

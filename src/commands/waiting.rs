@@ -107,6 +107,7 @@ const COLUMNS: &[Column] = &[
     Column::number("INSTANCES"),
     Column::text("OTHER"),
     Column::text("TURN").wide(),
+    Column::number("PRIORITY").wide(),
     Column::ticket("TICKET").wide(),
     Column::text("LABELS").wide(),
 ];
@@ -151,6 +152,7 @@ fn row(waiting: &WaitingRequest, (queue, position): (String, String)) -> TableRo
         instances,
         others,
         if waiting.has_turn { "first" } else { "behind" }.to_owned(),
+        format!("{}s", waiting.priority),
         waiting.ticket_id.clone(),
         text::labels(&waiting.labels),
     ]

@@ -158,7 +158,8 @@ const MATRIX: &str = "
     ListInstances       -mvoa      ListTasks          -mvoa      UsageService/Watch  -mvoa
     ListRefusals        -mvoa      GetUsage           -mvoa      FollowActions       -mvoa
     GetScope            -mvoa      ListUsers          -mvoa      CheckProvider       ---oa
-    GetOrder            -mvoa      SetOrder           ----a
+    GetOrder            -mvoa      SetOrder           ----a      ListPriorities      -mvoa
+    SetPriority         ----a      DeletePriority     ----a
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,6 +27,7 @@ mod dead_instances;
 mod order;
 mod outages;
 mod positions;
+mod priority;
 mod removal;
 mod turns;
 mod waiting_limits;

@@ -20,7 +20,8 @@ impl Allowed {
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
             let (difference, _) = line.split_once(" : ").unwrap_or_else(|| panic!("a line without a reason: {line}"));
             let (kind, names) = difference.split_once(' ').unwrap_or_else(|| panic!("a line without a kind: {line}"));
-            let kinds = ["table", "column", "method", "reason", "metadata", "named", "field", "word", "part", "absent"];
+            let kinds =
+                ["table", "column", "method", "reason", "metadata", "named", "field", "sent", "word", "part", "absent"];
             assert!(kinds.contains(&kind), "an unknown kind: {line}");
             let (old, new) =
                 names.split_once(" -> ").map_or((names, None), |(old, new)| (old, Some(new.trim().to_owned())));

@@ -176,7 +176,7 @@ async fn record_chapter(
                 }
                 let reads = call.reads;
                 step.kind = Some(Kind::Call(call));
-                if !run.open.is_empty() && !reads {
+                if !reads && (!run.open.is_empty() || Run::may_have_waited(&wanted.path(), &sent)) {
                     let administers = ["AdminService", "LimitService"].iter().any(|name| wanted.path().contains(name));
                     run.stable = if administers { STABLE_LATE } else { STABLE };
                     step.arrived = run.settle(&[]).await;

@@ -162,12 +162,19 @@ fn of_enum(found: &EnumDescriptor) -> Vec<String> {
     found.values().map(value).collect()
 }
 
+/// Metrics that the service has only when its tasks have run.
+const LATE: [&str; 3] = [
+    "linkis_rm_cluster_waiting_requests",
+    "linkis_rm_usage_rolled_up_timestamp_seconds",
+    "linkis_rm_users_summed_timestamp_seconds",
+];
+
 /// Returns names and types of all metrics.
 async fn metrics(port: u16) -> String {
     let start = Instant::now();
     let body = loop {
         let got = read_http(port, "/metrics");
-        if got.contains("# TYPE") {
+        if LATE.iter().all(|late| got.contains(late)) {
             break got;
         }
         assert!(start.elapsed() < Duration::from_secs(30), "no metrics: {got}");

@@ -62,7 +62,7 @@ const TABLES: &[(&str, &str, &[&str])] = &[
 // - Written by periodic tasks: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_user_sum,
 //   linkis_user_sum_progress, linkis_rm_cluster_figure, and those of external clusters.
 // - Rows of instances: linkis_rm_lease, linkis_rm_instance, linkis_rm_server.
-// - Set by no call of the journal: linkis_queue_order.
+// - Set by no call of the journal: linkis_queue_order, linkis_queue_priority.
 // - Tokens, which no call writes: linkis_rm_token. Each instance decides when it writes the time of the last use.
 
 /// Returns the compared tables with their hashes, without identifiers and times. Passes their rows to `dump`.

@@ -57,6 +57,12 @@ calls! {
     LIST_POLICIES: "LimitService" / "ListPolicies", ListPoliciesRequest => ListPoliciesResponse, SAFE;
     /// A repetition changes nothing.
     SET_ORDER: "LimitService" / "SetOrder", SetOrderRequest => SetOrderResponse, SAFE;
+    /// A repetition changes nothing.
+    SET_PRIORITY: "LimitService" / "SetPriority", SetPriorityRequest => SetPriorityResponse, SAFE;
+    /// A repetition fails because the rule does not exist, or deletes a later rule.
+    DELETE_PRIORITY: "LimitService" / "DeletePriority", DeletePriorityRequest => DeletePriorityResponse, ONLY_IF_NOT_DONE;
+    /// Only reads.
+    LIST_PRIORITIES: "LimitService" / "ListPriorities", ListPrioritiesRequest => ListPrioritiesResponse, SAFE;
     /// Only reads.
     GET_ORDER: "LimitService" / "GetOrder", GetOrderRequest => GetOrderResponse, SAFE;
     /// Only reads.

@@ -8,6 +8,7 @@ use rm_model::{
     name::Name,
     order::QueueOrder,
     policy::Policy,
+    priority::PriorityRule,
 };
 use rm_proto::{convert::limit, v1 as proto};
 
@@ -48,6 +49,29 @@ impl RmClient {
         let message = proto::SetOrderRequest { order: Some(limit::order_message(order)), reason: reason.to_owned() };
         self.make(&calls::SET_ORDER, &message).await?;
         Ok(())
+    }
+
+    /// Sets a priority rule.
+    pub async fn set_priority(&self, rule: &PriorityRule, reason: &str) -> Result<()> {
+        let priority = Some(limit::priority_message(rule));
+        self.make(&calls::SET_PRIORITY, &proto::SetPriorityRequest { priority, reason: reason.to_owned() }).await?;
+        Ok(())
+    }
+
+    /// Deletes a priority rule.
+    pub async fn delete_priority(&self, pattern: &LabelPattern, reason: &str) -> Result<()> {
+        let rule = PriorityRule { pattern: pattern.clone(), default: 0, max: 0 };
+        let priority = Some(limit::priority_message(&rule));
+        self.make(&calls::DELETE_PRIORITY, &proto::DeletePriorityRequest { priority, reason: reason.to_owned() })
+            .await?;
+        Ok(())
+    }
+
+    /// Returns the priority rules, in the order of their evaluation.
+    pub async fn priorities(&self) -> Result<Vec<PriorityRule>> {
+        let answer = self.make(&calls::LIST_PRIORITIES, &proto::ListPrioritiesRequest {}).await?;
+        let rule = |message: &proto::Priority| Ok(limit::priority("priorities", Some(message))?);
+        answer.priorities.iter().map(rule).collect()
     }
 
     /// Returns the order of waiting requests.

@@ -53,6 +53,8 @@ pub struct ResourceRequest {
     pub lock_ttl: Option<Duration>,
     /// Request id, which makes the request repeatable after a lost reply.
     pub request_id: Option<String>,
+    /// Head start in the wait queues, in seconds; 0 for the default of the labels.
+    pub priority: i16,
 }
 
 impl ResourceRequest {
@@ -71,6 +73,7 @@ impl ResourceRequest {
             wait_timeout: Duration::ZERO,
             lock_ttl: None,
             request_id: None,
+            priority: 0,
         }
     }
 }
@@ -152,6 +155,7 @@ impl RmClient {
             resource: Some(resource::message(request.resource.parts())),
             labels: request.labels.as_map().clone(),
             wait_timeout: Some(wait_timeout),
+            priority: request.priority.into(),
             lock_ttl,
             request_id: request.request_id.clone().or_else(own_id).unwrap_or_default(),
             dry_run,

@@ -1,4 +1,4 @@
-//! `LimitService`: limits, policies and the order of waiting requests.
+//! `LimitService`: limits, policies, and the order and priorities of waiting requests.
 //!
 //! Each method parses its message, calls the service and converts the result. A caller that is bound to users sees the
 //! limits that can apply to these users. The edge has authenticated the caller already. Caller: the gRPC routes.
@@ -121,6 +121,29 @@ impl LimitRpc {
         Ok(proto::SetOrderResponse {})
     }
 
+    async fn set_priority(&self, call: Request<proto::SetPriorityRequest>) -> Reply<proto::SetPriorityResponse> {
+        let rule = convert::limit::new_priority("priority", call.get_ref().priority.as_ref())?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        self.limits.set_priority(&by, rule, self.deadline(&call)).await?;
+        Ok(proto::SetPriorityResponse {})
+    }
+
+    async fn delete_priority(
+        &self,
+        call: Request<proto::DeletePriorityRequest>,
+    ) -> Reply<proto::DeletePriorityResponse> {
+        let pattern = convert::limit::priority_pattern("priority", call.get_ref().priority.as_ref())?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        self.limits.delete_priority(&by, pattern, self.deadline(&call)).await?;
+        Ok(proto::DeletePriorityResponse {})
+    }
+
+    async fn list_priorities(&self, _: Request<proto::ListPrioritiesRequest>) -> Reply<proto::ListPrioritiesResponse> {
+        let priorities = self.limits.priorities().await?;
+        let priorities = priorities.rules().iter().map(convert::limit::priority_message).collect();
+        Ok(proto::ListPrioritiesResponse { priorities })
+    }
+
     async fn get_order(&self, _: Request<proto::GetOrderRequest>) -> Reply<proto::GetOrderResponse> {
         Ok(proto::GetOrderResponse { order: Some(convert::limit::order_message(&self.limits.order().await?)) })
     }
@@ -136,5 +159,8 @@ rpc! {
         list_policies: ListPoliciesRequest => ListPoliciesResponse,
         set_order: SetOrderRequest => SetOrderResponse,
         get_order: GetOrderRequest => GetOrderResponse,
+        set_priority: SetPriorityRequest => SetPriorityResponse,
+        delete_priority: DeletePriorityRequest => DeletePriorityResponse,
+        list_priorities: ListPrioritiesRequest => ListPrioritiesResponse,
     }
 }

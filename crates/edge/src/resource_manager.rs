@@ -133,7 +133,7 @@ impl ResourceManagerRpc {
     }
 
     fn parse_request(&self, by: Principal, mut message: proto::RequestResourceRequest) -> Result<ParsedRequest, Error> {
-        convert::request::check_planned(&message)?;
+        let priority = convert::request::priority("priority", message.priority)?;
         let request_id = match message.request_id.as_str() {
             "" => None,
             id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(&message) }),
@@ -161,6 +161,7 @@ impl ResourceManagerRpc {
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
             return_counters: message.return_counters,
+            priority,
             may_wait: message.wait_timeout.is_some_and(|wait| wait != prost_types::Duration::default()),
         };
         let queue_names = message.queue_names;

@@ -103,6 +103,9 @@ impl CheckState {
         // A call with the request id of a waiting request is decided at the position of that.
         let position = own.or(kept.map(|kept| kept.position));
         assessment::check_em(em, &self.limits, &request.ask)?;
+        if position.is_none() {
+            self.limits.queue_rules().priorities.check(request)?;
+        }
         let decided = self.decided(request, position);
         let assessed = match &decided {
             Some(decided) => decided.assess(|position| self.assess(em, request, position))?,
@@ -128,9 +131,9 @@ impl CheckState {
 
     /// Returns the rank of a request; `None` if no ranks were read.
     fn decided(&self, request: &PlacedRequest, stored: Option<QueuePosition>) -> Option<DecidedRank> {
-        let order = (self.limits.fair_by(), self.now?);
+        let rules = (self.limits.queue_rules(), self.now?);
         let wait_keys = assessment::all_wait_keys(request, &self.limits, &self.clusters, &self.holds);
-        Some(self.line.ranks.decide(request, stored.map(|stored| stored.ticket_id()), wait_keys, order))
+        Some(self.line.ranks.decide(request, stored.map(|stored| stored.ticket_id()), wait_keys, rules))
     }
 
     /// Assesses a request on its EM, in its scopes and in its external queue.

@@ -689,7 +689,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         for waiter in left {
             last.extend(self.hand_on(waiter, freed));
         }
-        // A request that enters now comes behind all of them, and no waiter would wake it.
+        // A request that enters now has no waiter before it that would wake it.
         last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None, false));
     }
 

@@ -105,6 +105,14 @@ fn expected_release_wakes_first_sleeping_waiter() {
     assert!([3, 4].map(|number| index.woken_by(id(number))).iter().all(|wake| !wake.is_news));
 }
 
+/// A batch with a release and a grant to a later waiter may leave capacity for an earlier one.
+#[test]
+fn waiter_ahead_of_granted_one_is_woken() {
+    let mut index = line(10);
+    commit(&mut index, freed(A, 1), &[(5, A)]);
+    assert_eq!(awake(&index), [1, 6]);
+}
+
 #[test]
 fn unsuccessful_try_after_release_wakes_only_its_waiter() {
     let mut index = line(10);

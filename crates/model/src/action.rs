@@ -45,6 +45,10 @@ pub enum Action {
     PolicySet,
     /// The order of waiting requests was set.
     OrderSet,
+    /// A priority rule was set.
+    PrioritySet,
+    /// A priority rule was deleted.
+    PriorityDeleted,
     /// All tickets of a label set are counted; its limits now decide, for the policies that enforce them.
     LimitsInForce,
     /// An EM was drained, or its drain got another reason.
@@ -67,7 +71,7 @@ pub enum Action {
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -85,6 +89,8 @@ impl Action {
         Self::LimitDeleted,
         Self::PolicySet,
         Self::OrderSet,
+        Self::PrioritySet,
+        Self::PriorityDeleted,
         Self::LimitsInForce,
         Self::Drained,
         Self::Resumed,
@@ -112,6 +118,8 @@ impl Action {
             Self::LimitDeleted => "limit_deleted",
             Self::PolicySet => "policy_set",
             Self::OrderSet => "order_set",
+            Self::PrioritySet => "priority_set",
+            Self::PriorityDeleted => "priority_deleted",
             Self::LimitsInForce => "limits_in_force",
             Self::Drained => "drained",
             Self::Resumed => "resumed",

@@ -283,6 +283,9 @@ impl Ledger {
         let em = registered_em(&mut self.ems, &op.em)?;
         let (epoch, in_counters) = (em.current.epoch, em.current.counted);
         check_em(em.current, &self.limits, &op.ask)?;
+        if entry.is_none() {
+            self.limits.queue_rules().priorities.check(op)?;
+        }
         let all = op.scopes(&self.limits);
         let counts = |limited: &&LimitedScope| in_counters.counts(limited.counter.label_set_id, op.ask.ticket_id);
         let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();

@@ -20,7 +20,7 @@ use super::{
     cap::Cap,
     limit_mode::LimitMode,
     name::Name,
-    order::{FairBy, QueueOrder},
+    order::QueueRules,
     policy::Policy,
     resource::{Dimension, Resource},
     scope::{Scope, ScopeCounter, TicketLabels, USER},
@@ -56,8 +56,8 @@ pub struct Limits {
     rules: Vec<(BTreeSet<String>, Arc<RuleSet>)>,
     /// Policies by the application name of EMs. EMs without a policy have all limits.
     policies: BTreeMap<Name, Policy>,
-    /// Order of waiting requests.
-    order: QueueOrder,
+    /// Order of waiting requests, with their priorities.
+    queue_rules: QueueRules,
 }
 
 /// A counter of a ticket, with the rules that decide there, if any.
@@ -138,7 +138,7 @@ impl Limits {
             }
         }
         by_set.retain(|_, rules| !rules.is_empty());
-        Self::assemble(version, sets, by_set).with_order(self.order.clone())
+        Self::assemble(version, sets, by_set).with_queue_rules(self.queue_rules.clone())
     }
 
     fn assemble(version: Uuid, sets: Vec<LabelSet>, by_set: BTreeMap<BTreeSet<String>, RuleSet>) -> Self {
@@ -151,7 +151,7 @@ impl Limits {
         let sets = sets.into_iter().map(|(rules, set)| (set, rules)).collect();
         let mut rules: Vec<_> = by_set.into_iter().collect();
         rules.sort_by(|(a, _), (b, _)| check_order(a).cmp(&check_order(b)));
-        Self { version, sets, rules, policies: BTreeMap::new(), order: QueueOrder::default() }
+        Self { version, sets, rules, policies: BTreeMap::new(), queue_rules: QueueRules::default() }
     }
 
     /// Replaces the policies.
@@ -159,21 +159,21 @@ impl Limits {
         Self { policies, ..self }
     }
 
-    /// Replaces the order of waiting requests.
-    pub fn with_order(self, order: QueueOrder) -> Self {
-        Self { order, ..self }
+    /// Replaces the rules of the wait queues.
+    pub fn with_queue_rules(self, queue_rules: QueueRules) -> Self {
+        Self { queue_rules, ..self }
     }
 
-    /// Returns the turns of waiting requests.
-    pub fn fair_by(&self) -> &FairBy {
-        &self.order.fair_by
+    /// Returns the rules of the wait queues.
+    pub fn queue_rules(&self) -> &QueueRules {
+        &self.queue_rules
     }
 
-    /// Returns the same label sets, policies and order with other rules.
+    /// Returns the same label sets, policies and rules of the wait queues with other limits.
     pub fn with_rules(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
         let sets = self.label_sets().cloned().collect();
         let limits = Self::new(self.version, sets, rules).with_policies(self.policies.clone());
-        limits.with_order(self.order.clone())
+        limits.with_queue_rules(self.queue_rules.clone())
     }
 
     /// Returns the policies, by the application name of EMs.

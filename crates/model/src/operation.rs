@@ -476,6 +476,8 @@ pub struct QueuedOutcome {
     pub position: QueuePosition,
     /// Time of the decision, by the database clock.
     pub decided_at: OffsetDateTime,
+    /// Priority of the request, in seconds.
+    pub priority: i16,
     /// Wait keys of the request.
     pub wait_keys: WaitKeys,
     /// Refusal that the request would get without waiting.

@@ -6,7 +6,7 @@
 //! next own request at each key, which then goes after all firsts that wait already.
 //!
 //! Invariant: rank times only rise, and a request never gains by the end of another one. At each key, at most one request
-//! of each other turn goes before a first.
+//! of each other turn of equal priority goes before a first.
 //! Never: decides whether a request fits, or reads a clock.
 
 use std::{
@@ -23,6 +23,7 @@ use uuid::Uuid;
 use super::{
     assessment::BlockedRequest,
     operation::{PlacedRequest, Rejection},
+    priority::Priorities,
     scope::{TicketLabels, USER},
     selector::EmSelector,
     wait_queue::{AssessedPosition, QueuePosition, WaitKey},
@@ -56,6 +57,15 @@ impl Default for QueueOrder {
     fn default() -> Self {
         Self { fair_by: FairBy::default(), position_kept: POSITION_KEPT }
     }
+}
+
+/// Rules by which requests get their positions when they enter a queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueRules {
+    /// Turns, and the time for which positions are kept.
+    pub order: QueueOrder,
+    /// Head starts.
+    pub priorities: Priorities,
 }
 
 /// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go in the order in which they enter.
@@ -238,10 +248,11 @@ pub struct RankedRequest {
 
 impl RankedRequest {
     /// Creates a newcomer at the rank time `now`.
-    pub fn entering(request: &PlacedRequest, fair_by: &FairBy, now: OffsetDateTime) -> Self {
+    pub fn entering(request: &PlacedRequest, rules: &QueueRules, now: OffsetDateTime) -> Self {
         let ask = &request.ask;
-        let turn = fair_by.turn_of(&ask.ticket_labels(&request.em));
-        Self { any_em: request.any_em.then(|| AnyEm::of(&ask.selector)), ..Self::new(ask.ticket_id, turn, now, 0) }
+        let turn = rules.order.fair_by.turn_of(&ask.ticket_labels(&request.em));
+        let newcomer = Self::new(ask.ticket_id, turn, now, rules.priorities.priority_of(request));
+        Self { any_em: request.any_em.then(|| AnyEm::of(&ask.selector)), ..newcomer }
     }
 
     /// Creates a request that enters at the rank time `now`, as a first that is short nowhere.
@@ -591,7 +602,7 @@ impl QueueRanks {
         request: &PlacedRequest,
         stored: Option<Uuid>,
         wait_keys: impl IntoIterator<Item = WaitKey>,
-        (fair_by, now): (&FairBy, OffsetDateTime),
+        (rules, now): (&QueueRules, OffsetDateTime),
     ) -> DecidedRank {
         let (now, wait_keys) = (self.rank_time(now), wait_keys.into_iter().collect::<Vec<_>>());
         let stored = stored.and_then(|ticket_id| self.own.get(ticket_id));
@@ -611,7 +622,7 @@ impl QueueRanks {
                 (rank, position)
             }
             None => {
-                let rank = RankedRequest::entering(request, fair_by, now);
+                let rank = RankedRequest::entering(request, rules, now);
                 let position = self.own.entering_position(&rank, wait_keys.iter().cloned());
                 (rank, position)
             }

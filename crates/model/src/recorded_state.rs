@@ -14,6 +14,7 @@ use super::{
     limit::Rule,
     order::QueueOrder,
     policy::Policy,
+    priority::PriorityRule,
     ticket::{Ticket, TicketState},
     timestamp::rfc3339,
 };
@@ -76,6 +77,11 @@ impl RecordedState {
     pub fn of_order(order: &QueueOrder) -> Self {
         let fair_by: Vec<&str> = order.fair_by.labels().collect();
         Self::new(&json!({ "fair_by": fair_by, "position_kept_s": order.position_kept.as_secs_f64() }))
+    }
+
+    /// Returns the state of a priority rule.
+    pub fn of_priority(rule: &PriorityRule) -> Self {
+        Self::new(&json!({ "default": rule.default, "max": rule.max }))
     }
 
     /// Returns the state of a drain: reason, actor and start.

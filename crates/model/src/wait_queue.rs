@@ -258,6 +258,8 @@ pub struct WaitingRequest {
     pub kept_until: Option<OffsetDateTime>,
     /// Whether the request is a first: no earlier own request is short where it is short.
     pub has_turn: bool,
+    /// Head start, in seconds.
+    pub priority: i16,
     /// Keys where the request is short, for display, with the number of earlier short entries.
     pub ahead: BTreeMap<String, i64>,
 }
@@ -449,10 +451,7 @@ impl WaitQueues {
     /// Selects the keys at which a request is queued: those where it is short. The first short entry of a key is queued at
     /// all of its keys, unless it is short at private keys only: those of one user, or of one turn.
     pub fn keys_for(&self, position: QueuePosition, wait_keys: &WaitKeys, rank: Option<&RankedRequest>) -> WaitKeys {
-        let is_first = |wait_key: &WaitKey| {
-            let first = self.queues.get(wait_key).and_then(|queue| queue.first_short);
-            first.is_none_or(|first| position <= first)
-        };
+        let is_first = |wait_key: &WaitKey| self.first_short(wait_key).is_none_or(|first| position <= first);
         let short = || wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
         let is_private =
             |wait_key: &WaitKey| wait_key.is_of_user() || rank.is_some_and(|rank| rank.is_private(wait_key));
@@ -462,6 +461,11 @@ impl WaitQueues {
             .filter(|(_, is_short)| **is_short || keeps_all)
             .map(|(wait_key, short)| (wait_key.clone(), *short))
             .collect()
+    }
+
+    /// Returns the first position at a key where the request is short.
+    pub fn first_short(&self, wait_key: &WaitKey) -> Option<QueuePosition> {
+        self.queues.get(wait_key)?.first_short
     }
 
     /// Returns the position of a request; `None` if it is in no wait queue.

@@ -30,11 +30,12 @@ use rm_model::{
     order::QueueOrder,
     policy::Policy,
     principal::{Actor, Principal},
+    priority::{Priorities, PriorityRule},
 };
 use rm_store::{
     Store, StoreError, label_resource,
     label_set::{self, LabelSetState},
-    limit, policy, queue_order,
+    limit, policy, queue_order, queue_priority,
     session::{Session, within_timeout},
 };
 use rm_telemetry::cause;
@@ -184,6 +185,39 @@ impl LimitService {
     #[boxed]
     pub async fn order(&self) -> Result<QueueOrder, Error> {
         Ok(within_timeout(queue_order::read(&self.store.pool().await?)).await?)
+    }
+
+    /// Sets a priority rule, or replaces the one with the same pattern. Requests that wait keep their priorities. An equal rule changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// - [`Rejection::TooManyPriorities`].
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
+    pub async fn set_priority(&self, by: &Actor, rule: PriorityRule, deadline: Instant) -> Result<(), Error> {
+        if self.priorities().await?.rules().contains(&rule) {
+            return Ok(());
+        }
+        self.change(by, deadline, &FencedChange::SetPriority(rule)).await.map(drop)
+    }
+
+    /// Deletes a priority rule. Requests that wait keep their priorities.
+    ///
+    /// # Errors
+    /// - [`Rejection::NoSuchPriority`].
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
+    pub async fn delete_priority(&self, by: &Actor, pattern: LabelPattern, deadline: Instant) -> Result<(), Error> {
+        self.change(by, deadline, &FencedChange::DeletePriority(pattern)).await.map(drop)
+    }
+
+    /// Returns the priority rules.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[boxed]
+    pub async fn priorities(&self) -> Result<Priorities, Error> {
+        Ok(within_timeout(queue_priority::read(&self.store.pool().await?)).await?)
     }
 
     /// Returns up to `limit` rules after `after`, in the order of their evaluation, each with whether it decides. Rules whose

@@ -143,7 +143,7 @@ pub(super) async fn line(
     }
     let stored = |request: &PlacedRequest| used.kept_ticket(request).or(request.queued_ticket());
     let newcomer =
-        |request: &PlacedRequest| RankedRequest::entering(request, limits.fair_by(), OffsetDateTime::UNIX_EPOCH);
+        |request: &PlacedRequest| RankedRequest::entering(request, limits.queue_rules(), OffsetDateTime::UNIX_EPOCH);
     let mut turns = RequestedTurns::of(&keys_of, newcomer);
     let mut ranks = waiting::ranks(&mut *connection, turns.query(queued, is_batch)).await?;
     // After a change of the order, a stored turn can differ from that of a newcomer.

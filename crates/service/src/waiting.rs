@@ -239,6 +239,7 @@ impl LocalWaitQueue {
             news_count: 0,
             queued_since: None,
             decided_at: OffsetDateTime::UNIX_EPOCH,
+            priority: None,
             answered: None,
             may_return: false,
             _counted: self.metrics.line.caller(),
@@ -385,6 +386,8 @@ pub struct WaitHandle {
     entry: Option<(QueuePosition, WaitKeys)>,
     /// Time of the decision that stored the entry, by the database clock.
     decided_at: OffsetDateTime,
+    /// Priority of the first queue entry, in seconds.
+    priority: Option<i16>,
     /// Further wait keys that wake this request.
     subscribed: BTreeSet<WaitKey>,
     /// Sequence number of the last freed event before the last decision.
@@ -419,6 +422,7 @@ impl WaitHandle {
             instance_id: self.line.instance_id,
             remaining: self.until.saturating_duration_since(Instant::now()),
             is_elsewhere,
+            priority: self.priority,
             position: self.position(),
         }
     }
@@ -456,6 +460,7 @@ impl WaitHandle {
         self.sleeper.any_em = any_em;
         let (position, wait_keys) = (waiting.position, &waiting.wait_keys);
         self.decided_at = waiting.decided_at;
+        self.priority = Some(waiting.priority);
         if self.position() == Some(position) && self.wait_keys() == Some(wait_keys) {
             self.in_index(|index, _| index.place(position, waiting.decided_at));
         } else {

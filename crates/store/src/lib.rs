@@ -59,6 +59,7 @@ pub mod overview;
 pub mod policy;
 pub mod primary;
 pub mod queue_order;
+pub mod queue_priority;
 pub mod refusal;
 pub mod request_id;
 pub mod resource_hold;

@@ -18,11 +18,12 @@ use uuid::Uuid;
 use rm_model::{
     limit::{LabelPattern, Limits, Rule, RuleRecord},
     limit_mode::LimitMode,
+    order::QueueRules,
     principal::Principal,
 };
 
 use super::{
-    StoreError, expect_rows, label_set, limit_change, policy, queue_order,
+    StoreError, expect_rows, label_set, limit_change, policy, queue_order, queue_priority,
     rows::{TableName, TableRow, dimension, hash, tally_json},
 };
 
@@ -89,12 +90,13 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
     };
     let sets = label_set::read(&mut *connection).await?;
     let policies = policy::read(&mut *connection).await?;
-    let order = queue_order::read(connection).await?;
+    let order = queue_order::read(&mut *connection).await?;
+    let priorities = queue_priority::read(connection).await?;
     let limits = match changes {
         Some(changes) => known.changed(version, sets, changes),
         None => Limits::new(version, sets, all),
     };
-    Ok(limits.with_policies(policies).with_order(order))
+    Ok(limits.with_policies(policies).with_queue_rules(QueueRules { order, priorities }))
 }
 
 /// Returns all rules.

@@ -392,7 +392,7 @@ pub async fn lock(
     let rows = sqlx::query(
         r#"-- waiting::lock
         SELECT ticket_id, waiting_since, "user", creator, engine_type, em_application_name, em_instance, any_em, resource_type,
-            resource::text, labels::text, caps::text, wait_until, claim, kept_until, class
+            resource::text, labels::text, caps::text, wait_until, claim, kept_until, class, priority
         FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) ORDER BY ticket_id FOR UPDATE"#,
     )
     .bind(ticket_ids)

@@ -83,7 +83,7 @@ pub struct DeleteLimitCommand {
 }
 
 /// Returns a limit with these labels: `KEY=VALUE`, `each KEY`, or `KEY`, several with commas.
-fn labelled(labels: &[String]) -> Limit {
+pub fn labelled(labels: &[String]) -> Limit {
     let mut limit = Limit::default();
     for part in labels.iter().flat_map(|labels| labels.split(',')) {
         match part.split_once('=') {

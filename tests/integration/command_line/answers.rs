@@ -31,6 +31,7 @@ const ANSWERS: &[(&[&str], &str, Option<&str>)] = &[
     (&["limit", "list"], "LimitService/ListLimits", Some("limits")),
     (&["policy", "list"], "LimitService/ListPolicies", Some("policies")),
     (&["order", "get"], "LimitService/GetOrder", None),
+    (&["priority", "list"], "LimitService/ListPriorities", Some("priorities")),
     (&["hold", "list"], "AdminService/ListHolds", Some("holds")),
     (&["provider", "list"], "ExternalResourceService/ListProviders", Some("providers")),
     (&["queue", "list"], "ExternalResourceService/ListQueues", Some("queues")),
@@ -74,6 +75,12 @@ const ACTS: &[(&[&str], &str, [i32; 2])] = &[
     (&["limit", "delete", "--yes", "--reason", "too strict", "creator=IDE"], "LimitService/DeleteLimit", [0, 1]),
     (&["limit", "set", "creator=X", "--max", "instances=3", "--yes"], "LimitService/SetLimit", [0, 0]),
     (&["order", "set", "--fair-by", "user,creator", "--yes", "--reason", "as agreed"], "LimitService/SetOrder", [0, 0]),
+    (
+        &["priority", "set", "creator=IDE", "--max", "60", "--yes", "--reason", "as agreed"],
+        "LimitService/SetPriority",
+        [0, 0],
+    ),
+    (&["priority", "delete", "creator=IDE", "--yes", "--reason", "no longer"], "LimitService/DeletePriority", [0, 1]),
     (&["policy", "set", "other", "--checks", "labels", "--yes"], "LimitService/SetPolicy", [0, 0]),
     (&["request", "memory=1g,cores=1", "--user", "bob", "--creator", "IDE", "--dry-run"], REQUEST, [0, 0]),
     (&["request", "memory=9t,cores=1", "--user", "bob", "--creator", "IDE"], REQUEST, [1, 1]),
@@ -135,7 +142,7 @@ async fn commands_print_json_of_the_schema() {
         // Rates also differ from moment to moment.
         let is_same = if words[0] == "instance" { listed.len() == lines.len() } else { listed == lines };
         assert!(is_same, "{words:?}: {listed:?} {lines:?}");
-        let is_nothing = |word: &String| ["nobody", "a=b", "waiting", "hold"].contains(&word.as_str());
+        let is_nothing = |word: &String| ["nobody", "a=b", "waiting", "hold", "priority"].contains(&word.as_str());
         assert_eq!(listed.is_empty(), words.iter().any(is_nothing), "{words:?}");
     }
 
@@ -148,8 +155,10 @@ async fn commands_print_json_of_the_schema() {
             let (code, printed) = world.answer(&words, format);
             assert_eq!(code, *expected, "{words:?}: {printed}");
             // A failed deletion prints only the error.
-            let is_absent =
-                code == 1 && ["DeleteLimit", "Unregister", "DeleteProvider"].iter().any(|end| call.ends_with(end));
+            let is_absent = code == 1
+                && ["DeleteLimit", "DeletePriority", "Unregister", "DeleteProvider"]
+                    .iter()
+                    .any(|end| call.ends_with(end));
             assert_eq!(printed.is_empty(), is_absent, "{words:?}: {printed}");
             if !is_absent {
                 parsed(&schema, &printed);

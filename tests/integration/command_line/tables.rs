@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, process::Command};
 
 use rm_client::{ClientError, ResourceRequest, ResultResource};
-use rm_model::{em::EmInstance, hold::NewHold, operation::LockKey};
+use rm_model::{em::EmInstance, hold::NewHold, limit::LabelPattern, operation::LockKey, priority::PriorityRule};
 use tokio::task::JoinHandle;
 
 use super::{
@@ -34,6 +34,7 @@ const LISTS: &[(&[&str], &[&str])] = &[
     (&["application", "list"], &["APPLICATION", "USER", "QUEUE", "STATE"]),
     (&["instance", "list"], &["INSTANCE", "ADDRESS"]),
     (&["policy", "list"], &["KIND OF EM"]),
+    (&["priority", "list"], &["REQUESTS", "DEFAULT", "MAX"]),
     (&["provider", "list"], &["NAME", "TYPE"]),
     (&["usage", "--by", "user"], &["NAME", "HOUR", "TICKETS"]),
     (&["usage", "--by", "em", "--hourly"], &["NAME", "HOUR", "TICKETS"]),
@@ -43,8 +44,10 @@ const LISTS: &[(&[&str], &[&str])] = &[
 ];
 
 /// Lists with names that differ in their middle alone, or with whole ids, are wider than a narrow terminal.
-const WIDE: [&str; 11] =
-    ["ticket", "waiting", "scope", "refusals", "history", "user", "usage", "audit", "token", "policy", "provider"];
+const WIDE: [&str; 12] = [
+    "ticket", "waiting", "scope", "refusals", "history", "user", "usage", "audit", "token", "policy", "priority",
+    "provider",
+];
 
 const DOMAIN: &str = ".data-platform.prod.eu-central.example.com:9102";
 
@@ -101,6 +104,8 @@ async fn world() -> World {
             rm_proto::v1::Provider { labels, ..external::provider(&long("yarn"), &external::config(&yarn.address)) };
         external::put(&clusters, provider).await.unwrap();
         rm.client.set_policy(&name(&long("engine-manager")), &Default::default()).await.unwrap();
+        let pattern = LabelPattern::new([("creator".to_owned(), Some(long("creator")))].into());
+        rm.client.set_priority(&PriorityRule { pattern, default: 0, max: 60 }, "").await.unwrap();
     }
     let tokens = Database::fresh().await;
     for user in users() {

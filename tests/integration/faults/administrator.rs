@@ -14,6 +14,7 @@ use rm_model::{
     limit_mode::LimitMode,
     order::{FairBy, QueueOrder},
     policy::{Check, Policy},
+    priority::PriorityRule,
     resource::Dimension,
 };
 use rm_proto::convert::limit;
@@ -161,6 +162,9 @@ impl Administrator {
         let position_kept = Duration::from_secs(self.random.pick([0, 2, 60]));
         let order = QueueOrder { fair_by, position_kept };
         self.shared.journal.call("set order", rm.set_order(&order, "a trial")).await;
+        let pattern = LabelPattern::new([("user".to_owned(), None)].into());
+        let rule = PriorityRule { pattern, default: self.random.pick([0, -60, 30]), max: 60 };
+        self.shared.journal.call("set priority", rm.set_priority(&rule, "a trial")).await;
     }
 
     async fn set_policy(&mut self) {

@@ -3,7 +3,7 @@
 //! Invariant: code and reason of a rejection never change, because programs depend on both. Caller: `status`.
 
 use time::OffsetDateTime;
-use tonic::Code::{Aborted, AlreadyExists, Internal, ResourceExhausted};
+use tonic::Code::{Aborted, AlreadyExists, Internal, PermissionDenied, ResourceExhausted};
 
 use rm_model::{
     em::EmInstance,
@@ -54,6 +54,15 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
             let drain = [("drain_time", since), ("drained_by", by), ("reason", drain.reason.to_string())];
             C::state("EM_DRAINING", of_em(em, drain))
         }
+        Rejection::PriorityAboveMax { requested, max, rule } => {
+            let numbers = [("priority", requested.to_string()), ("max", max.to_string())];
+            let rule = rule.iter().map(|rule| ("rule", rule.clone()));
+            let hint = Hint::Field("priority".to_owned(), rejection.to_string());
+            C::new(PermissionDenied, "PRIORITY_ABOVE_MAX", numbers.into_iter().chain(rule).collect::<Vec<_>>())
+                .with(hint)
+        }
+        Rejection::TooManyPriorities { most } => C::state("TOO_MANY_PRIORITIES", [("max", most.to_string())]),
+        Rejection::NoSuchPriority(rule) => C::missing("NO_SUCH_PRIORITY", [("rule", rule.clone())]),
         Rejection::LabelMissing { em, key } => {
             C::invalid("LABEL_MISSING", key, rejection.to_string(), of_em(em, [("label", key.clone())]))
         }

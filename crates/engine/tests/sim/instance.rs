@@ -116,6 +116,7 @@ pub struct Handle {
     pub entry: Option<(QueuePosition, WaitKeys)>,
     /// Time of the decision that stored the entry.
     pub decided_at: OffsetDateTime,
+    pub priority: Option<i16>,
     /// Dimensions that the request needs.
     pub needs: Needs,
     pub subscribed: BTreeSet<WaitKey>,
@@ -143,6 +144,7 @@ impl Handle {
             is_queued: false,
             entry: None,
             decided_at: OffsetDateTime::UNIX_EPOCH,
+            priority: None,
             needs: Needs::default(),
             subscribed: BTreeSet::new(),
             news_count: 0,
@@ -244,6 +246,7 @@ impl SharedState for Shared<'_> {
     fn update_entry(&mut self, entry: &QueuedOutcome, any_em: bool) {
         self.handle.looks_anywhere = any_em;
         self.handle.decided_at = entry.decided_at;
+        self.handle.priority = Some(entry.priority);
         if self.instance.position(self.handle) == Some(entry.position) && self.has_entry_at(&entry.wait_keys) {
             if self.instance.is_waiter(self.handle) {
                 self.instance.waiters.borrow_mut().place(entry.position, entry.decided_at);
@@ -382,6 +385,7 @@ fn prepare(instance: &Instance, handle: &Handle, request: &mut PlacedRequest, is
         instance_id: instance.id,
         remaining: Duration::from_secs(60),
         is_elsewhere,
+        priority: handle.priority,
         position: instance.position(handle),
     });
 }

@@ -167,10 +167,12 @@ fn requests_beside_faults_follow_transition_table() {
 }
 
 /// Runs that find known bugs of the wait queues, by shape and seed. Another simulator needs others.
-const CHOSEN: [(Shape, u64); 4] = [
+const CHOSEN: [(Shape, u64); 6] = [
     (ORDERLY_FAULTS_OF_LIMITED_USERS, 1879),
     (SEVERAL_INSTANCES, 138),
+    (SEVERAL_INSTANCES, 267),
     (ONE_INSTANCE, 169),
+    (ONE_INSTANCE, 217),
     // A request at a closed EM was behind there, and a first at the limit of its user, in turn and without end.
     (FAULTS_OF_LIMITED_USERS, 30_130_137_018_139_772),
 ];

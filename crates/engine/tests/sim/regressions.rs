@@ -17,17 +17,6 @@ fn request_at_freed_em_is_not_covered_by_waiter_for_any_em() {
     );
 }
 
-/// A request was granted as a smaller spec than the one of its entry, and the next one waited on another instance.
-#[test]
-fn grant_of_smaller_spec_wakes_next_on_other_instance() {
-    replay(
-        Shape { instances: 3, ems: 4, requests: 15, faults: Faults::None, users: 1, polls: false },
-        "3 1 2 0 2 1 2 2;1 6 0 2 1 3 2 2 1 1 1;0 5 1 1 0 3 1 2 0 2;0 1 0 0 3 0;2 6 0 2 0 1 0 1 1; \
-         0 0 18 0 1 0;0 5 0 2 1 3 1 3 3 0 1;0 0 29 1 1 1;0 2 1;1 7 0;1 6 0 3 0 2 2 1 1;1 6;1 2 1 1 0 1;0 8 2; \
-         0 2 1;2 7 0;1 2 0;1 2;",
-    );
-}
-
 /// Capacity was freed at an EM at which no request waited, and one for any EM waited elsewhere.
 #[test]
 fn waiter_for_any_em_is_woken_by_freed_em() {
@@ -50,18 +39,6 @@ fn waiter_for_any_em_is_woken_by_freed_em() {
          0 8 1;0 0 15 8 3 1;0 0 22 11 2 1;0 2 0 0 1;0 0 5 0 1 1;0 7 0;0 1 24 8 0 1;0 2 1;0 8 1;0 2 1; \
          0 0 15 3 2 0;0 8;0 1 24 3 3 0;0 2 1 0 1;0 8 0;0 0 19 5 2 1;0 2;0 7 0;0 1 17 2 0 0;0 1 15 6 0 0; \
          0 1 13 1 2 1;0 0 19 0 3 1;0 0 8 1 1 1;0 0 28 0 3 1;0 2 1;0 7 3;0 1 5 2 2 0;",
-    );
-}
-
-/// A release and a grant in one batch left capacity for a waiter ahead of the granted one.
-#[test]
-fn waiter_ahead_of_granted_one_is_woken() {
-    replay(
-        Shape { instances: 3, ems: 2, requests: 25, faults: Faults::None, users: 1, polls: false },
-        "3 2 3 1;1 6 0 1 1 0 2 3 3 1 0;1 5 0 0 0 0 2 0 0;1 6 0 0 0 2 3 0 1;1 2 0 0 1;2 8 0; \
-         0 6 0 0 1 3 2 0 1 0 2;2 2;0 3 0;1 3;2 5 1 1 1 0 0 3 0 3;2 8 0;0 6 1 0 1 0 0 3;1 6 0 0 1 3 1 1 3 1 0; \
-         0 6 0 0 0 0 0 1 2;2 2 1 0 0 0;1 3 0;0 2 1 1 0 1 1;2 6 1 1 3 2 0 0 0 2;1 6;0 2 0 0;1 5;1 1 8 0 0 1; \
-         0 1 24;2 1 22 2 0 1 1;0 3 0;0 1 11 0 0 0;0 2 1 1 1;1 2;0 1 2 0 0 1;0 1 5 1 0 0;0 7 0;",
     );
 }
 

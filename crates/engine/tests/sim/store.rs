@@ -17,9 +17,10 @@ use rm_model::{
     limit_mode::LimitMode,
     name::Name,
     operation::{KeptPosition, LockKey, Operation, Outcome, PlacedRequest, RegisterEm, RequestKey, RequestRecord},
-    order::{Class, FairBy, QueueOrder, QueueRanks, RankedRequest},
+    order::{Class, FairBy, QueueOrder, QueueRanks, QueueRules, RankedRequest},
     placement::ClusterView,
     principal::Principal,
+    priority::{PRIORITY_MAX, Priorities, PriorityRule},
     report::EmCondition,
     resource::{Dimension, Resource},
     scope::{ScopeCounter, ScopeHoldings, USER},
@@ -102,6 +103,7 @@ fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
         claim: entry.claim,
         kept_until: None,
         has_turn: true,
+        priority: 0,
         ahead: BTreeMap::new(),
     }
 }
@@ -241,10 +243,12 @@ impl Store {
         self.limits = Arc::new(Limits::new(Uuid::nil(), sets.collect(), [rule]));
     }
 
-    /// Changes by what requests take turns that enter a queue from now on.
-    pub fn set_order(&mut self, fair_by: FairBy) {
+    /// Changes the turns and the priority of requests that enter a queue from now on.
+    pub fn set_queue_rules(&mut self, fair_by: FairBy, default: i16) {
         let order = QueueOrder { fair_by, ..QueueOrder::default() };
-        self.limits = Arc::new(Limits::clone(&self.limits).with_order(order));
+        let pattern = LabelPattern::new([(USER.to_owned(), None)].into());
+        let priorities = Priorities::new([PriorityRule { pattern, default, max: PRIORITY_MAX }]);
+        self.limits = Arc::new(Limits::clone(&self.limits).with_queue_rules(QueueRules { order, priorities }));
     }
 
     /// Holds an EM or a user.

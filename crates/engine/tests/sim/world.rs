@@ -201,11 +201,12 @@ impl World {
         goes_on || self.instances.iter().any(Instance::is_busy)
     }
 
-    /// Lets an administrator change by what waiting requests take turns.
+    /// Lets an administrator change by what waiting requests take turns, and their head starts.
     fn change_order(&mut self) {
         let turns: [&[&str]; 4] = [&[USER], &[], &[CREATOR], &[CREATOR, USER]];
         let labels = turns[self.choices.below(turns.len())];
-        self.store.set_order(FairBy::new(labels.iter().map(|label| (*label).to_owned())));
+        let priority = [0, -60, 30][self.choices.below(3)];
+        self.store.set_queue_rules(FairBy::new(labels.iter().map(|label| (*label).to_owned())), priority);
     }
 
     /// Chooses a user.
@@ -746,6 +747,7 @@ fn spec(ticket_id: Uuid, user: &Name, resource: Resource, may_wait: bool) -> Arc
         lock_ttl: Duration::from_secs(3600),
         request_id: has_id.then(|| RequestId { id: name(&ticket_id.to_string()), body_hash: [0; 32] }),
         return_counters: false,
+        priority: 0,
         may_wait,
     })
 }

@@ -80,39 +80,38 @@ impl Ledger {
         short: BlockedRequest,
     ) -> Result<Outcome, Rejection> {
         let BlockedRequest { refusal, wait_keys } = short;
+        let ticket_id = op.ask.ticket_id;
         let line = &mut self.line.line;
-        let before = entry.map(|_| line.keys_of(op.ask.ticket_id)).unwrap_or_default();
+        let before = entry.map(|_| line.keys_of(ticket_id)).unwrap_or_default();
         match (&op.wait, entry) {
             (Some(wait), Some(StoredEntry { position, is_own: true, .. })) if wait.is_elsewhere => {
-                return Ok(Outcome::Waiting(Box::new(QueuedOutcome {
-                    position,
-                    decided_at: self.now,
-                    wait_keys: before,
-                    refusal,
-                })));
+                let (decided_at, wait_keys) = (self.now, before);
+                let priority = decided.map_or(0, |decided| decided.rank.priority);
+                let entry = QueuedOutcome { position, decided_at, priority, wait_keys, refusal };
+                return Ok(Outcome::Waiting(Box::new(entry)));
             }
             (Some(_), _) if !refusal.never_fits => {}
             // The earlier call waits on.
             (None, _) => return Ok(Outcome::Refused(Box::new(refusal))),
             _ => {
                 self.dequeue(op, entry, WaitKeys::new());
-                self.leave_turn(op.ask.ticket_id);
+                self.leave_turn(ticket_id);
                 return Ok(Outcome::Refused(Box::new(refusal)));
             }
         }
         if entry.is_none() {
             self.count_waiting(op)?;
         }
-        let stored = self.line.ranks.own.get(op.ask.ticket_id).cloned();
-        let newcomer = || RankedRequest::entering(op, self.limits.fair_by(), self.line.ranks.rank_time(self.now));
+        let stored = self.line.ranks.own.get(ticket_id).cloned();
+        let newcomer = || RankedRequest::entering(op, self.limits.queue_rules(), self.line.ranks.rank_time(self.now));
         let rank = decided.map_or_else(newcomer, |decided| decided.rank);
         let rank = self.requeue(rank, &wait_keys);
-        let position = rank.position();
+        let (position, priority) = (rank.position(), rank.priority);
         let line = &mut self.line.line;
         line.set_position(position);
         let wait_keys = line.keys_for(position, &wait_keys, Some(&rank));
         if entry.is_some_and(|entry| entry.position != position) {
-            self.deltas.woken.insert(op.ask.ticket_id, position);
+            self.deltas.woken.insert(ticket_id, position);
         }
         if entry.is_some_and(|entry| entry.position < position) {
             before.keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key.clone()));
@@ -125,7 +124,7 @@ impl Ledger {
             let remaining = op.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
             let until = self.now.saturating_add(Duration::try_from(remaining).unwrap_or(Duration::MAX));
             // The start of waiting stays when a later call takes the position over.
-            let earlier = self.waiting.get(&op.ask.ticket_id).map(|earlier| earlier.waiting_since);
+            let earlier = self.waiting.get(&ticket_id).map(|earlier| earlier.waiting_since);
             let since = earlier.unwrap_or(rank.entered);
             let (request, wait_keys) = (op.clone(), wait_keys.clone());
             self.deltas.waiting.push(EnqueuedDelta { rank, since, until, request, wait_keys, waiting_scopes });
@@ -142,10 +141,17 @@ impl Ledger {
             self.deltas.moved.push(RequeuedDelta { rank, claim, em, wait_keys: wait_keys.clone() });
         }
         let line = &mut self.line.line;
+        // A request that is no longer the first of a key checks again: only as a first it keeps amounts where it is not short.
+        let short = wait_keys.iter().filter(|(_, is_short)| **is_short);
+        let passed = short.filter_map(|(wait_key, _)| line.first_short(wait_key)).filter(|first| position < *first);
+        for first in passed.filter(|first| first.ticket_id() != ticket_id) {
+            self.deltas.woken.entry(first.ticket_id()).or_insert(first);
+        }
         let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
         left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
         line.put(position, &wait_keys, &op.ask.resource);
-        Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, decided_at: self.now, wait_keys, refusal })))
+        let decided_at = self.now;
+        Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, decided_at, priority, wait_keys, refusal })))
     }
 
     /// Counts a request that enters the queue in its scopes with a limit of waiting requests. Requests that leave the queue in the

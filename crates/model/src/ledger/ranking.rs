@@ -25,7 +25,7 @@ impl Ledger {
             return None;
         }
         let wait_keys = all_wait_keys(op, &self.limits, &self.clusters, &self.holds);
-        Some(ranks.decide(op, entry.map(|_| op.ask.ticket_id), wait_keys, (self.limits.fair_by(), self.now)))
+        Some(ranks.decide(op, entry.map(|_| op.ask.ticket_id), wait_keys, (self.limits.queue_rules(), self.now)))
     }
 
     /// Sets the keys where a request is short, and returns its rank with them.
@@ -109,9 +109,13 @@ impl Ledger {
             reranked
                 .filter_map(|(ticket_id, before)| Some(RerankedDelta { before, rank: own.get(ticket_id)?.clone() })),
         );
-        self.deltas.woken.retain(|ticket_id, position| {
-            let rank = own.get(*ticket_id);
-            rank.inspect(|rank| *position = rank.position()).is_some()
+        let line = &self.line.line;
+        self.deltas.woken.retain(|ticket_id, position| match own.get(*ticket_id) {
+            Some(rank) => {
+                *position = rank.position();
+                true
+            }
+            None => line.position_of(*ticket_id) == Some(*position),
         });
     }
 }

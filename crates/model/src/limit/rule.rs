@@ -20,7 +20,7 @@ use crate::{
     operation::Rejection,
     principal::Principal,
     resource::Dimension,
-    scope::{CREATOR, ENGINE_TYPE, Scope, USER, UncountedDimension},
+    scope::{CREATOR, ENGINE_TYPE, Scope, TicketLabels, USER, UncountedDimension},
 };
 
 /// Label pattern of a rule: each label with a value, or `None` for "each value separately".
@@ -41,6 +41,24 @@ impl LabelPattern {
     /// Returns the label names.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+
+    /// Returns whether labels match: those with a value in the pattern have that value.
+    pub fn matches(&self, labels: &TicketLabels<'_>) -> bool {
+        self.0.iter().all(|(key, value)| value.is_none() || labels.get(key) == value.as_deref())
+    }
+
+    /// Compares patterns of any labels: more values precede fewer, then more labels precede fewer. Then the ranks of the labels with
+    /// values decide, and after them those of the others.
+    pub fn by_specificity(&self, other: &Self) -> Ordering {
+        let sizes = |pattern: &Self| (pattern.0.values().flatten().count(), pattern.0.len());
+        let in_order = |pattern: &Self| {
+            let mut keys: Vec<_> =
+                pattern.0.iter().map(|(key, value)| (value.is_none(), rank(key).0, key.clone())).collect();
+            keys.sort();
+            keys
+        };
+        sizes(other).cmp(&sizes(self)).then_with(|| in_order(self).cmp(&in_order(other))).then_with(|| self.cmp(other))
     }
 
     /// Returns which labels have values, the label with the highest rank first. `hadoop` + `IDE` precedes `hadoop` + each,

@@ -113,6 +113,25 @@ pub enum Rejection {
         /// Value that the request must carry.
         value: String,
     },
+    /// The request names a higher priority than its labels may have.
+    #[error("{}", priority_above_max(*.requested, *.max, .rule.as_deref()))]
+    PriorityAboveMax {
+        /// Priority of the request, in seconds.
+        requested: i16,
+        /// Maximum, in seconds.
+        max: i16,
+        /// Rule with the maximum; `None` if no rule matches.
+        rule: Option<String>,
+    },
+    /// A new priority rule beside the largest allowed number.
+    #[error("there are {most} priority rules already; delete one, or let one rule with fewer labels serve several")]
+    TooManyPriorities {
+        /// Maximum number of rules.
+        most: usize,
+    },
+    /// The priority rule does not exist.
+    #[error("there is no priority rule {0}; ListPriorities returns all rules")]
+    NoSuchPriority(String),
     /// The policy of the EM kind requires a label that the request does not carry.
     #[error("{key}: is required by the policy of {}; add it to the labels, or set the field of this name", .em.application_name)]
     LabelMissing {
@@ -371,6 +390,19 @@ fn already_held(key: &LockKey, taken: Option<&ExistingHold>) -> String {
                 "{key} is locked by a row that an operator wrote, or by another transaction; delete that row, or retry"
             )
         }
+    }
+}
+
+fn priority_above_max(requested: i16, max: i16, rule: Option<&str>) -> String {
+    match rule {
+        Some(rule) => format!(
+            "priority: {requested} exceeds {max}, the maximum of the priority rule {rule}; request at most {max}, or let \
+             an administrator change the rule (SetPriority)"
+        ),
+        None => format!(
+            "priority: {requested} exceeds {max}, the maximum without a priority rule; leave it out, or let an administrator \
+             set a rule for these labels (SetPriority)"
+        ),
     }
 }
 

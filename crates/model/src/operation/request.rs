@@ -56,6 +56,11 @@ impl PlacedRequest {
         self.wait.as_ref()?.position
     }
 
+    /// Returns the priority at which the request has waited already, in seconds.
+    pub fn kept_priority(&self) -> Option<i16> {
+        self.wait.as_ref()?.priority
+    }
+
     /// Returns the ticket id, if the request has a queue entry.
     pub fn queued_ticket(&self) -> Option<Uuid> {
         self.position().map(|_| self.ask.ticket_id)
@@ -174,6 +179,8 @@ pub struct WaitParameters {
     pub remaining: Duration,
     /// Whether this attempt is on another EM than the queued one. If it does not fit, the queue entries remain.
     pub is_elsewhere: bool,
+    /// Priority of the first queue entry, in seconds: the request keeps it if it enters anew. `None` before that entry.
+    pub priority: Option<i16>,
     /// Last known queue position, if the request has an entry. The stored one decides.
     pub position: Option<QueuePosition>,
 }
@@ -205,6 +212,8 @@ pub struct RequestSpec {
     pub request_id: Option<RequestId>,
     /// Whether the grant returns the counters.
     pub return_counters: bool,
+    /// Head start in the wait queues, in seconds; 0 for the default of its labels.
+    pub priority: i16,
     /// Whether the request waits in a queue if it cannot be granted now.
     pub may_wait: bool,
 }

@@ -70,6 +70,7 @@ fn ask(memory: i64, cores: i64) -> RequestSpec {
         lock_ttl: Duration::from_secs(1),
         request_id: None,
         return_counters: false,
+        priority: 0,
         may_wait: false,
     }
 }

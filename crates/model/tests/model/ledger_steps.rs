@@ -242,6 +242,7 @@ impl Tables {
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
                     return_counters: false,
+                    priority: 0,
                     may_wait: false,
                 }),
                 wait: None,

@@ -164,6 +164,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         caps: waiting.caps.iter().map(cap::message).collect(),
         kept_until: waiting.kept_until.map(timestamp),
         has_turn: waiting.has_turn,
+        priority: waiting.priority.into(),
     }
 }
 
@@ -184,6 +185,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         claim: None,
         kept_until: message.kept_until.map(|time| read_time("kept_until", Some(time))).transpose()?,
         has_turn: message.has_turn,
+        priority: i16::try_from(message.priority).unwrap_or_default(),
         ahead: message.entries.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
     })
 }

@@ -1,4 +1,4 @@
-//! Limits, policies, the order of waiting requests, and scopes: parses and checks them, and converts them to messages.
+//! Limits, policies, the order and the priorities of waiting requests, and scopes: parses and checks them, and converts them to messages.
 //!
 //! A parser fails with a [`FieldError`] that names the field, the value and the bound. The functions named `new_…` also
 //! check the names that a call creates; the others accept every stored name. No function here reads or changes a limit.
@@ -19,11 +19,16 @@ use rm_model::{
     name::{FieldError, Name, check_at_most, check_new, check_new_label, check_text},
     order::{FAIR_BY_BYTES_MAX, FAIR_BY_MAX, FairBy, POSITION_KEPT, POSITION_KEPT_MAX, POSITION_KEPT_MIN, QueueOrder},
     policy::{EM_NEW_AFTER, EM_NEW_AFTER_MAX, EM_NEW_AFTER_MIN, Policy, REQUIRED_MAX},
+    priority::PriorityRule,
     resource::{Dimension, parse_size},
     scope::{EM, EM_APPLICATION, NAMESPACE, QUEUE, Scope, ScopeHoldings, Tally},
 };
 
-use super::{answer::timestamp, enumeration::known, request::duration};
+use super::{
+    answer::timestamp,
+    enumeration::known,
+    request::{duration, priority as seconds},
+};
 
 /// Maximum number of limits in one call.
 pub const LIMITS_MAX: usize = 10_000;
@@ -33,18 +38,23 @@ const NAMED_MAX: usize = 1000;
 
 /// Parses the labels of the limit in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<LabelPattern, FieldError> {
-    let count = limit.labels.len() + limit.each.len();
+    labels(field, &limit.labels, &limit.each)
+}
+
+/// Parses the labels of the rule in `field`, those with values and `each`.
+fn labels(field: &str, valued: &BTreeMap<String, String>, each: &[String]) -> Result<LabelPattern, FieldError> {
+    let count = valued.len() + each.len();
     if count == 0 || count > LABELS_MAX {
         let problem = format!("names {count} labels (with each); must name 1 to {LABELS_MAX}");
         return Err(FieldError::new(format!("{field}.labels"), problem));
     }
     let mut labels = BTreeMap::new();
-    for (key, value) in &limit.labels {
+    for (key, value) in valued {
         Name::parse(&format!("{field}.labels (a key)"), key)?;
         Name::parse(&format!("{field}.labels[{key:?}]"), value)?;
         labels.insert(key.clone(), Some(value.clone()));
     }
-    for key in &limit.each {
+    for key in each {
         Name::parse(&format!("{field}.each"), key)?;
         if labels.insert(key.clone(), None).is_some() {
             return Err(FieldError::new(format!("{field}.each"), format!("names {key:?} a second time")));
@@ -211,15 +221,16 @@ pub fn state(decides: bool) -> proto::LimitState {
 /// Converts a limit to a message, without its last change.
 pub fn limit(rule: &Rule) -> proto::Limit {
     let (mode, name) = (proto::LimitMode::from(rule.mode).into(), rule.pattern.to_string());
-    let mut message = proto::Limit { mode, name, ..Default::default() };
-    for (key, value) in rule.pattern.labels() {
-        match value {
-            Some(value) => drop(message.labels.insert(key.clone(), value.clone())),
-            None => message.each.push(key.clone()),
-        }
-    }
-    message.max = rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
-    message
+    let (labels, each) = label_parts(&rule.pattern);
+    let max = rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
+    proto::Limit { labels, each, mode, name, max, ..Default::default() }
+}
+
+/// Returns the labels of a pattern with values, and those for each value.
+fn label_parts(pattern: &LabelPattern) -> (BTreeMap<String, String>, Vec<String>) {
+    let valued = pattern.labels().iter().filter_map(|(key, value)| Some((key.clone(), value.clone()?)));
+    let each = pattern.labels().iter().filter(|(_, value)| value.is_none());
+    (valued.collect(), each.map(|(key, _)| key.clone()).collect())
 }
 
 /// Parses the policy in `field` and the kind of EM that it applies to.
@@ -271,10 +282,7 @@ pub fn order(field: &str, message: Option<&proto::Order>) -> Result<QueueOrder, 
     let mut labels = BTreeSet::new();
     for key in &message.fair_by {
         Name::parse(&in_labels, key)?;
-        if [EM, EM_APPLICATION, QUEUE, NAMESPACE].contains(&key.as_str()) {
-            let problem = format!("names {key:?}; a request for one of several EMs or queues has no fixed one");
-            return Err(FieldError::new(in_labels, problem));
-        }
+        check_fixed(&in_labels, key)?;
         if !labels.insert(key.clone()) {
             return Err(FieldError::new(in_labels, format!("names {key:?} a second time")));
         }
@@ -286,6 +294,51 @@ pub fn order(field: &str, message: Option<&proto::Order>) -> Result<QueueOrder, 
     }
     let position_kept = position_kept(&format!("{field}.position_kept"), message.position_kept)?;
     Ok(QueueOrder { fair_by: FairBy::new(labels), position_kept })
+}
+
+/// Checks that a request has the same value of a label wherever it is granted.
+fn check_fixed(field: &str, key: &str) -> Result<(), FieldError> {
+    if [EM, EM_APPLICATION, QUEUE, NAMESPACE].contains(&key) {
+        let problem = format!("names {key:?}; a request for one of several EMs or queues has no fixed one");
+        return Err(FieldError::new(field, problem));
+    }
+    Ok(())
+}
+
+/// Parses the labels of the priority rule in `field`.
+pub fn priority_pattern(field: &str, message: Option<&proto::Priority>) -> Result<LabelPattern, FieldError> {
+    let message = message.ok_or_else(|| FieldError::new(field, "is required"))?;
+    labels(field, &message.labels, &message.each)
+}
+
+/// Parses the priority rule in `field`.
+pub fn priority(field: &str, message: Option<&proto::Priority>) -> Result<PriorityRule, FieldError> {
+    let pattern = priority_pattern(field, message)?;
+    let (default, max) = message.map(|message| (message.default_priority, message.max_priority)).unwrap_or_default();
+    let in_default = format!("{field}.default_priority");
+    let (default, max) = (seconds(&in_default, default)?, seconds(&format!("{field}.max_priority"), max)?);
+    if default > max {
+        return Err(FieldError::new(in_default, format!("is {default}; must be at most max_priority, which is {max}")));
+    }
+    Ok(PriorityRule { pattern, default, max })
+}
+
+/// Parses the priority rule in `field` that a call sets, and checks its names.
+pub fn new_priority(field: &str, message: Option<&proto::Priority>) -> Result<PriorityRule, FieldError> {
+    let rule = priority(field, message)?;
+    let in_labels = format!("{field}.labels");
+    for (key, value) in rule.pattern.labels() {
+        check_fixed(&in_labels, key)?;
+        check_new_label(&in_labels, key, value.as_deref().unwrap_or_default())?;
+    }
+    Ok(rule)
+}
+
+/// Converts a priority rule to a message.
+pub fn priority_message(rule: &PriorityRule) -> proto::Priority {
+    let (labels, each) = label_parts(&rule.pattern);
+    let (default_priority, max_priority) = (rule.default.into(), rule.max.into());
+    proto::Priority { labels, each, default_priority, max_priority, name: rule.pattern.to_string() }
 }
 
 /// Parses the time in `field` for which positions of absent callers are kept.

@@ -15,6 +15,7 @@ use rm_model::{
     name::{FieldError, Labels, Name, check_at_most, check_new, check_new_label, check_text},
     observation::Observations,
     operation::{ConfirmTicket, RegisterEm, TicketRef, UnregisterEm, UpdateTicket},
+    priority::PRIORITY_MAX,
     report::{EmReport, Health, Load},
     resource::{KubernetesAmounts, Resource, ResourceParts, YarnAmounts},
     scope::RESERVED,
@@ -106,12 +107,12 @@ pub fn register(request: proto::RegisterRequest) -> Result<RegisterEm, FieldErro
     Ok(RegisterEm { em, total, protected, labels, reserved })
 }
 
-/// Rejects the field `priority`, which is for a later release. Ignoring it would promise its effect.
-pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), FieldError> {
-    if request.priority != 0 {
-        return Err(FieldError::new("priority", "is for a later release, and means nothing in this one; leave it out"));
-    }
-    Ok(())
+/// Parses the priority in `field`, in seconds.
+pub fn priority(field: &str, priority: i32) -> Result<i16, FieldError> {
+    let known = i16::try_from(priority).ok().filter(|known| (-PRIORITY_MAX..=PRIORITY_MAX).contains(known));
+    known.ok_or_else(|| {
+        FieldError::new(field, format!("is {priority}; must be from -{PRIORITY_MAX} to {PRIORITY_MAX} seconds"))
+    })
 }
 
 /// Returns `resource` once for each queue or namespace in `names`, in the caller's order of preference.

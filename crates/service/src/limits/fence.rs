@@ -14,16 +14,18 @@ use crate::{commit::commit, error::Error, lock_attempts::LockAttempts};
 use rm_model::{
     limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
     name::Name,
+    operation::Rejection,
     order::QueueOrder,
     policy::Policy,
     principal::Actor,
+    priority::{PRIORITY_RULES_MAX, PriorityRule},
 };
 use rm_store::{
     StoreError,
     action_record::{self, LimitAct},
     em_resource,
     label_set::{self, LabelSetState},
-    limit, limit_change, policy, queue_order,
+    limit, limit_change, policy, queue_order, queue_priority,
     session::{self, Session, within_timeout},
     waiting::{self, FreedNotification},
 };
@@ -44,6 +46,10 @@ pub(super) enum FencedChange {
     Policy(Name, Policy),
     /// Set the order of waiting requests.
     Order(QueueOrder),
+    /// Set a priority rule.
+    SetPriority(PriorityRule),
+    /// Delete the priority rule of this pattern.
+    DeletePriority(LabelPattern),
     /// Activate label sets whose tickets are all counted.
     Decide(Vec<i64>),
 }
@@ -111,6 +117,8 @@ impl FencedChange {
                 queue_order::replace(connection, order).await?;
                 vec![LimitAct::Order(order.clone(), before)]
             }
+            Self::SetPriority(rule) => set_priority(connection, &rule.pattern, Some(rule)).await?,
+            Self::DeletePriority(pattern) => set_priority(connection, pattern, None).await?,
             Self::Decide(counted) => {
                 let lines = switch(connection, counted).await?;
                 return Ok(ChangeResult { lines, ..ChangeResult::default() });
@@ -157,7 +165,7 @@ impl ChangeResult {
     fn in_force(&self) -> Vec<LimitAct> {
         let label_set = |line: &LimitAct| match line {
             LimitAct::Set(rule, _) | LimitAct::Deleted(rule) => Some(rule.label_set()),
-            LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::InForce(_) => None,
+            LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::Priority { .. } | LimitAct::InForce(_) => None,
         };
         let changed: BTreeSet<_> = self.lines.iter().filter_map(label_set).collect();
         changed.intersection(&self.counted.decided).cloned().map(LimitAct::InForce).collect()
@@ -169,7 +177,7 @@ fn of_rule(line: &LimitAct) -> Option<(&LabelPattern, Option<&Rule>)> {
     match line {
         LimitAct::Set(rule, _) => Some((&rule.pattern, Some(rule))),
         LimitAct::Deleted(rule) => Some((&rule.pattern, None)),
-        LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::InForce(_) => None,
+        LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::Priority { .. } | LimitAct::InForce(_) => None,
     }
 }
 
@@ -184,6 +192,26 @@ fn in_force(set: &LabelSet) -> LimitAct {
 /// Deletes rules. Returns the lines of those that existed.
 async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) -> Result<Vec<LimitAct>, StoreError> {
     Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitAct::Deleted).collect())
+}
+
+/// Sets or deletes a priority rule.
+async fn set_priority(
+    connection: &mut PgConnection,
+    pattern: &LabelPattern,
+    after: Option<&PriorityRule>,
+) -> Result<Vec<LimitAct>, Error> {
+    let stored = queue_priority::read(&mut *connection).await?;
+    let before = stored.rules().iter().find(|rule| rule.pattern == *pattern);
+    match (before, after) {
+        (None, None) => return Err(Rejection::NoSuchPriority(pattern.to_string()).into()),
+        (None, Some(_)) if stored.rules().len() >= PRIORITY_RULES_MAX => {
+            return Err(Rejection::TooManyPriorities { most: PRIORITY_RULES_MAX }.into());
+        }
+        (_, Some(rule)) => queue_priority::upsert(connection, rule).await?,
+        (_, None) => queue_priority::delete(connection, pattern).await?,
+    }
+    let (pattern, before, after) = (pattern.clone(), before.cloned(), after.cloned());
+    Ok(vec![LimitAct::Priority { pattern, before, after }])
 }
 
 /// Activates counted label sets in place of those that counted the same labels.
@@ -264,7 +292,11 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitAct]) -> Result<
     let sets = label_set::read(&mut *connection).await?;
     let of_new_rule = |line: &LimitAct| match line {
         LimitAct::Set(rule, _) => Some(rule.label_set()),
-        LimitAct::Deleted(_) | LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::InForce(_) => None,
+        LimitAct::Deleted(_)
+        | LimitAct::Policy(..)
+        | LimitAct::Order(..)
+        | LimitAct::Priority { .. }
+        | LimitAct::InForce(_) => None,
     };
     // Other label sets have no rule; otherwise they would be counted.
     let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();

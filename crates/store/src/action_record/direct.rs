@@ -3,7 +3,7 @@
 //! Callers write each line in the transaction of its change: `rm_service::limits`, the repair of an audit, [`crate::token`]
 //! and `rm_service::external`. Never: contains a secret.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -16,6 +16,7 @@ use rm_model::{
     order::QueueOrder,
     policy::Policy,
     principal::{Actor, Principal},
+    priority::PriorityRule,
     recorded_state::RecordedState,
     resource::{Resource, ResourceType},
 };
@@ -38,6 +39,15 @@ pub enum LimitAct {
     Policy(Name, Policy, Option<Policy>),
     /// The order of waiting requests was set; with the previous order.
     Order(QueueOrder, QueueOrder),
+    /// The priority rule of a pattern was set, or deleted.
+    Priority {
+        /// Pattern of the rule.
+        pattern: LabelPattern,
+        /// Rule before the change, if any.
+        before: Option<PriorityRule>,
+        /// Rule after the change; `None` if it was deleted.
+        after: Option<PriorityRule>,
+    },
     /// The rules of a label set decide from this line on. Either all of its tickets are now counted, or a change of
     /// very many of its rules was recorded before the fence.
     InForce(BTreeSet<String>),
@@ -50,7 +60,7 @@ struct LimitLine<'a> {
     /// Pattern of the rule, label names of the label set, or checks of the policy, as JSON.
     scope: Option<String>,
     /// Name of an object that is neither an EM nor a scope.
-    object: Option<&'a str>,
+    object: Option<Cow<'static, str>>,
     /// Maximum of the rule; zero amounts if it exceeds the range of a resource.
     max: Resource,
     mode: Option<&'static str>,
@@ -99,10 +109,16 @@ impl<'a> LimitLine<'a> {
                 }
             }
             LimitAct::Order(order, before) => Self {
-                object: Some(ORDER),
+                object: Some(ORDER.into()),
                 before: Some(RecordedState::of_order(before)),
                 after: Some(RecordedState::of_order(order)),
                 ..Self::new(Action::OrderSet, None, by)
+            },
+            LimitAct::Priority { pattern, before, after } => Self {
+                object: Some(pattern.to_string().into()),
+                before: before.as_ref().map(RecordedState::of_priority),
+                after: after.as_ref().map(RecordedState::of_priority),
+                ..Self::new(after.as_ref().map_or(Action::PriorityDeleted, |_| Action::PrioritySet), None, by)
             },
             // The actor is the service itself, without an address and a reason.
             LimitAct::InForce(keys) => {
@@ -149,7 +165,7 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitAct], by
     .bind(column(&lines, |line| line.before.as_ref().map(RecordedState::as_str)))
     .bind(column(&lines, |line| line.after.as_ref().map(RecordedState::as_str)))
     .bind(column(&lines, |line| line.reason))
-    .bind(column(&lines, |line| line.object))
+    .bind(column(&lines, |line| line.object.as_deref()))
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())

@@ -42,6 +42,7 @@ pub(super) fn request(row: TableRow<'_>) -> Result<WaitingRequest, StoreError> {
         claim: row.get("claim")?,
         kept_until: row.get("kept_until")?,
         has_turn: row.get::<i16>("class")? != Class::Behind.number(),
+        priority: row.get("priority")?,
         ahead: BTreeMap::new(),
     })
 }
@@ -84,7 +85,7 @@ macro_rules! page {
             GROUP BY k.wait_key_hash)
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
             w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
-            w.claim, w.kept_until, w.class, w.position, s.wait_keys, s.ahead
+            w.claim, w.kept_until, w.class, w.priority, w.position, s.wait_keys, s.ahead
         FROM page w CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(s.wait_key), '{}') AS wait_keys,
                 -- The entries up to this one, without itself where it is among them.

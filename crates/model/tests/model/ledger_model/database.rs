@@ -115,6 +115,7 @@ fn waiting((position, stored): (&QueuePosition, &StoredWaiting)) -> (Uuid, Waiti
         claim: Some(stored.claim),
         kept_until: None,
         has_turn: true,
+        priority: 0,
         ahead: BTreeMap::new(),
     };
     (waiting.ticket_id, waiting)

@@ -16,7 +16,7 @@ use rm_model::{
         ConfirmTicket, DrainEm, ForceRelease, MarkEmLost, Operation, PlacedRequest, RegisterEm, ReleaseTicket,
         RemoveWaiting, RequestId, RequestSpec, ResumeEm, UnregisterEm, UpdateTicket, WaitParameters,
     },
-    order::{FairBy, QueueOrder},
+    order::{FairBy, QueueOrder, QueueRules},
     policy::Policy,
     principal::Principal,
     report::{LastSignOfLife, ReportNumber},
@@ -228,6 +228,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
                 .request_id
                 .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
             return_counters: false,
+            priority: 0,
             may_wait: position.is_some(),
         }),
         wait: position.map(|position| WaitParameters {
@@ -235,6 +236,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             instance_id: Uuid::nil(),
             remaining,
             is_elsewhere: false,
+            priority: None,
             position,
         }),
         any_em: true,
@@ -279,7 +281,8 @@ pub(super) fn rules(model: &Model) -> Limits {
         let counting = CountingRule::wanted(BTreeSet::from([keys]), &BTreeMap::new()).pop_first().unwrap();
         LabelSet { id: label_set_id(set), counting, is_counted: true }
     });
+    let order = QueueOrder { fair_by: FairBy::new([]), ..QueueOrder::default() };
     Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule))
         .with_policies(policies)
-        .with_order(QueueOrder { fair_by: FairBy::new([]), ..QueueOrder::default() })
+        .with_queue_rules(QueueRules { order, ..QueueRules::default() })
 }

@@ -18,6 +18,7 @@ final class Repetition {
     private static final Set<String> ONCE = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
             "linkis.rm.v1.ResourceManagerService/Unregister",
             "linkis.rm.v1.LimitService/DeleteLimit",
+            "linkis.rm.v1.LimitService/DeletePriority",
             "linkis.rm.v1.LimitService/ReplaceLimits",
             "linkis.rm.v1.AdminService/Repair",
             "linkis.rm.v1.AdminService/Resume",
