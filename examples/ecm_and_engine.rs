@@ -107,6 +107,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
         load: None,
         tickets: vec![grant.ticket_id],
         observed: None,
+        idle: vec![],
     };
     let heartbeat = client.heartbeat(&report).await?;
     let (unknown, interval) = (heartbeat.unknown_tickets.len(), heartbeat.interval);

@@ -1,8 +1,11 @@
 //! `ticket`: live tickets and their forced release.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
 use prost_types::Timestamp;
 
+use crate::config::parse_duration;
 use rm_client::calls;
 use rm_model::resource::Dimension;
 use rm_proto::v1::{self as proto, ForceReleaseRequest, ListTicketsRequest, ListTicketsResponse, Ticket as Message};
@@ -73,6 +76,10 @@ pub struct ListTicketsCommand {
     #[arg(long, value_parser = values::engine)]
     engine: Option<proto::EngineInstance>,
 
+    /// Only tickets whose engines have been idle (run no task) for at least this time; 0s for all that are idle now.
+    #[arg(long, value_name = "DURATION", value_parser = idle)]
+    idle: Option<Duration>,
+
     #[command(flatten)]
     list: ListArguments,
 }
@@ -102,6 +109,10 @@ pub struct ReleaseCommand {
     arguments: ServiceArguments,
 }
 
+fn idle(text: &str) -> Result<Duration, String> {
+    parse_duration("--idle", text, "0s", "30d")
+}
+
 const COLUMNS: &[Column] = &[
     Column::ticket("TICKET").key(),
     Column::name("USER").key(),
@@ -114,6 +125,7 @@ const COLUMNS: &[Column] = &[
     Column::name("CREATOR"),
     Column::number("INSTANCES"),
     Column::text("OTHER"),
+    Column::number("IDLE SINCE").wide(),
     Column::number("EXPIRES").wide(),
     Column::text("ENGINE").wide(),
     Column::text("LABELS").wide(),
@@ -126,10 +138,11 @@ listed!(LIST_TICKETS: ListTicketsRequest => ListTicketsResponse, tickets: Messag
 impl ListTicketsCommand {
     /// Lists the tickets.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let Self { em, user, state, engine, list } = self;
+        let Self { em, user, state, engine, idle, list } = self;
+        let idle_for = idle.and_then(|idle| prost_types::Duration::try_from(idle).ok());
         let (user, state) = (user.unwrap_or_default(), state.unwrap_or_default());
         let em = find_em(em.as_ref(), &list.service()?).await?;
-        list.list(ListTicketsRequest { em, user, state, engine, ..Default::default() }).await
+        list.list(ListTicketsRequest { em, user, state, engine, idle_for, ..Default::default() }).await
     }
 }
 
@@ -218,6 +231,7 @@ fn row(ticket: &Message) -> TableRow {
         text::name(&ticket.creator),
         instances,
         others,
+        ticket.idle_since.as_ref(),
         ticket.expire_time.as_ref(),
         text::name_or_nothing(&engine.unwrap_or_default()),
         text::labels(&ticket.labels),

@@ -31,7 +31,7 @@ async fn life(rm: &Instance, ticket_id: Uuid) -> Vec<String> {
 }
 
 fn report(em: EmInstance, epoch: i64, sequence: i64, tickets: Vec<Uuid>) -> EmReport {
-    EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
+    EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None, idle: vec![] }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

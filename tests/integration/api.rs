@@ -169,7 +169,8 @@ async fn statements_use_indexes() {
         rm.client.ticket(grant.ticket_id).await.unwrap();
         rm.client.ems().await.unwrap();
         let (health, tickets) = (Health::Healthy, vec![grant.ticket_id, uuid::Uuid::new_v4()]);
-        let report = EmReport { em: em1.clone(), epoch, sequence, health, load: None, tickets, observed: None };
+        let report =
+            EmReport { em: em1.clone(), epoch, sequence, health, load: None, tickets, observed: None, idle: vec![] };
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
         user_resource::update_missed(&store.pool().await.unwrap(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
         assert_eq!(em_report::silent(&store.pool().await.unwrap(), Duration::ZERO, None, 9).await.unwrap().len(), 1);

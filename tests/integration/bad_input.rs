@@ -391,6 +391,11 @@ async fn invalid_list_call_returns_field() {
         let call = proto::ListActionsRequest { page_token: key.to_string(), ..Default::default() };
         assert_eq!(details(usage.list_actions(call).await), bad_field("page_token"));
     }
+    for (seconds, nanos) in [(-1, 0), (0, -1), (i64::MIN, 0)] {
+        let idle_for = Some(prost_types::Duration { seconds, nanos });
+        let call = proto::ListTicketsRequest { idle_for, ..Default::default() };
+        assert_eq!(details(usage.list_tickets(call).await), bad_field("idle_for"));
+    }
     let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
     assert_eq!(details(usage.list_tickets(call).await), bad_field("state"));
     let call = proto::GetTicketRequest { ticket_id: "42".into(), engine: None };

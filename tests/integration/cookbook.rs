@@ -83,8 +83,16 @@ async fn cluster(rm: &Instance) -> Yarn {
         let register = RegisterEm { labels: labels(&[("zone", zone)]), protected, ..registration(host.clone(), total) };
         let epoch = rm.client.register(register).await.unwrap().epoch;
         let health = if zone == "west" { Health::Unhealthy } else { Health::Healthy };
-        let report =
-            EmReport { em: host.clone(), epoch, sequence: 1, health, load: None, tickets: vec![], observed: None };
+        let report = EmReport {
+            em: host.clone(),
+            epoch,
+            sequence: 1,
+            health,
+            load: None,
+            tickets: vec![],
+            observed: None,
+            idle: vec![],
+        };
         rm.client.heartbeat(&report).await.unwrap();
     }
     for rule in [

@@ -409,5 +409,5 @@ pub fn each_user(instances: i64) -> Rule {
 /// A healthy report of an EM without load and tickets.
 pub fn report(em: &Em, sequence: i64) -> EmReport {
     let (em, epoch) = (em.instance.clone(), em.epoch);
-    EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets: vec![], observed: None }
+    EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets: vec![], observed: None, idle: vec![] }
 }

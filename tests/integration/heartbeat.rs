@@ -22,6 +22,7 @@ use uuid::Uuid;
 use crate::harness::*;
 
 mod bulk;
+mod idle;
 mod lost_ems;
 
 /// Longer than any test.
@@ -69,6 +70,7 @@ impl Ecm {
             load: None,
             tickets: tickets.iter().map(|grant| grant.ticket_id).collect(),
             observed: None,
+            idle: vec![],
         }
     }
 

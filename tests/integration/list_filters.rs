@@ -72,7 +72,8 @@ async fn list_ems_filters_by_state_and_labels() {
     rm.client.register(registration(other.clone(), load(10, 10, 10))).await.unwrap();
     for (host, health) in [("a", Health::Healthy), ("b", Health::Unhealthy), ("c", Health::Healthy)] {
         let (em, epoch) = (em(host), epochs[host]);
-        let report = EmReport { em, epoch, sequence: 1, health, load: None, tickets: vec![], observed: None };
+        let report =
+            EmReport { em, epoch, sequence: 1, health, load: None, tickets: vec![], observed: None, idle: vec![] };
         rm.client.heartbeat(&report).await.unwrap();
     }
     rm.client.drain(&em("c"), "a disk").await.unwrap();
@@ -155,6 +156,7 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
         load: None,
         tickets: vec![],
         observed: None,
+        idle: vec![],
     };
     rm.client.heartbeat(&healthy(&crowd, epoch)).await.unwrap();
     let last = EmInstance::parse("em", "other", "last").unwrap();

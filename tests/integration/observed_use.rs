@@ -39,6 +39,7 @@ impl Ecm {
             load: None,
             tickets: observed.iter().map(|(id, _)| *id).collect(),
             observed: Observations::new(observed.iter().map(|(id, resource)| (*id, resource))),
+            idle: vec![],
         }
     }
 

@@ -45,7 +45,8 @@ fn cores(overview: &proto::Overview) -> Vec<(EmState, i64, [i64; 4])> {
 }
 
 async fn report(rm: &Instance, em: &EmInstance, epoch: i64, sequence: i64, health: Health) {
-    let report = EmReport { em: em.clone(), epoch, sequence, health, load: None, tickets: vec![], observed: None };
+    let report =
+        EmReport { em: em.clone(), epoch, sequence, health, load: None, tickets: vec![], observed: None, idle: vec![] };
     rm.client.heartbeat(&report).await.unwrap();
 }
 

@@ -161,6 +161,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
         load: Some(Load::parse("load", 6 * GB, 8 * GB, 425).unwrap()),
         tickets: vec![],
         observed: None,
+        idle: vec![],
     };
     rm.client.heartbeat(&report).await.unwrap();
     rm.client.drain(&ems[2], HOSTILE).await.unwrap();

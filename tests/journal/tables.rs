@@ -51,7 +51,11 @@ const TABLES: &[(&str, &str, &[&str])] = &[
     ),
     ("linkis_resource_waiting_entry", "position, wait_key", &["instance_id", "position"]),
     ("linkis_resource_hold", "scope, \"user\", em_application_name, em_instance", &[]),
-    ("linkis_em_report", "em_application_name, em_instance", &["epoch", "any_missed"]),
+    (
+        "linkis_em_report",
+        "em_application_name, em_instance",
+        &["epoch", "any_missed", "idle_tickets", "idle_tickets_xor"],
+    ),
     ("linkis_em_drain", "em_application_name, em_instance", &[]),
     ("linkis_resource_limit", "pattern_hash", &["etag"]),
     ("linkis_external_resource_provider", "resource_type, name", &["etag"]),

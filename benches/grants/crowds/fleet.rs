@@ -75,6 +75,7 @@ impl Fleet {
                     load: None,
                     tickets: tickets.clone(),
                     observed: None,
+                    idle: vec![],
                 };
                 let answer = fleet.callers.client(sequence as u64).heartbeat(&report).await?;
                 match answer.unknown_tickets.len() {

@@ -235,6 +235,7 @@ impl RmClient {
             load: report.load.map(answer::load),
             ticket_ids: request::ticket_bytes(&report.tickets),
             observed: report.observed.as_ref().map(answer::observations).unwrap_or_default(),
+            idle: request::marks(&report.tickets, &report.idle),
         };
         let answer = self.make(&calls::HEARTBEAT, &message).await?;
         let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);

@@ -178,6 +178,15 @@ mod tests {
 
     fn report(number: usize) -> EmReport {
         let (health, tickets) = (Health::Healthy, Default::default());
-        EmReport { em: instance(number), epoch: 1, sequence: 1, health, load: None, tickets, observed: None }
+        EmReport {
+            em: instance(number),
+            epoch: 1,
+            sequence: 1,
+            health,
+            load: None,
+            tickets,
+            observed: None,
+            idle: vec![],
+        }
     }
 }

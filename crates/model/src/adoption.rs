@@ -60,7 +60,12 @@ impl AdoptTicket {
             em: self.em.clone(),
             labels: self.labels.clone(),
             locked_time: now,
-            state: TicketState::Used { resource: self.used.clone(), engine: self.engine.clone(), used_time: now },
+            state: TicketState::Used {
+                resource: self.used.clone(),
+                engine: self.engine.clone(),
+                used_time: now,
+                idle_since: None,
+            },
             principal: by.clone(),
             em_epoch,
         }

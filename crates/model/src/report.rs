@@ -101,6 +101,8 @@ pub struct EmReport {
     pub tickets: Vec<Uuid>,
     /// Observed use of the engines; `None` keeps the earlier observations.
     pub observed: Option<Observations>,
+    /// Tickets of idle engines, which run no task: a part of `tickets`.
+    pub idle: Vec<Uuid>,
 }
 
 /// State of an EM by its reports; does not exist for an EM that never reported.

@@ -86,6 +86,8 @@ pub enum TicketState {
         engine: EngineInstance,
         /// Time of the confirmation.
         used_time: OffsetDateTime,
+        /// Time since which the engine is idle (runs no task), by the reports of its EM; `None` if it is not, or its EM does not report it.
+        idle_since: Option<OffsetDateTime>,
     },
 }
 

@@ -1,11 +1,11 @@
 //! Reports (heartbeats) of EMs: stores them, and detects used tickets that they no longer contain.
 //!
-//! A task stores all queued reports in one statement. The statement returns the digest of each EM's used tickets; a report with
-//! an equal digest is complete, and no ticket is read. A second task compares the tickets of all other reports.
+//! A task stores all queued reports in one statement. The statement returns the digests of each EM's used tickets, and of those of
+//! idle engines; a report with equal digests is complete, and no ticket is read. A second task compares the tickets of all other reports.
 //! Never: takes a resource lock, so a report never delays a grant; ends a ticket, which an operation of the committer does.
 //! Caller: the RPC service `rm_edge::resource_manager`.
 //!
-//! - `upsert`: the first task; `compare`: the second task; `observations`: the observed use of engines in the reports.
+//! - `upsert`: the first task; `compare`: the second task; `idle`: idle engines; `observations`: the observed use of engines in the reports.
 
 use std::{
     sync::{
@@ -35,6 +35,7 @@ use rm_telemetry::cause;
 use super::{admission::StateCache, committer::Committer, tasks::InstanceTasks};
 
 mod compare;
+mod idle;
 mod observations;
 mod upsert;
 
@@ -83,6 +84,8 @@ struct QueuedReport {
     report: EmReport,
     /// Digest of its tickets.
     tickets: TicketDigest,
+    /// Digest of its tickets of idle engines.
+    idle: TicketDigest,
     deadline: Instant,
     reply: oneshot::Sender<Result<ReportResult, Error>>,
     /// Whether another transaction locks the rows that the report writes.
@@ -111,6 +114,10 @@ struct ReportMismatch {
     previous: Option<OffsetDateTime>,
     /// Whether a ticket of the EM may have been missing in the previous report.
     any_missed: bool,
+    /// Whether its tickets must be compared.
+    are_tickets_new: bool,
+    /// Whether its tickets of idle engines are to be written.
+    is_idle_new: bool,
 }
 
 /// Consequences of a report.
@@ -168,15 +175,17 @@ impl HeartbeatService {
     pub async fn report(&self, mut report: EmReport, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
         report.tickets.sort_unstable();
         report.tickets.dedup();
-        let tickets = TicketDigest::of(&report.tickets);
+        report.idle.sort_unstable();
+        report.idle.dedup();
+        let (tickets, idle) = (TicketDigest::of(&report.tickets), TicketDigest::of(&report.idle));
         let observed = report.observed.as_ref().map_or(0, |observed| observed.packed().len() / TICKET_BYTES);
-        let size = u32::try_from(report.tickets.len() + observed).map_err(|_| Error::Overloaded)?;
+        let size = u32::try_from(report.tickets.len() + report.idle.len() + observed).map_err(|_| Error::Overloaded)?;
         let room = self.room.clone().try_acquire_many_owned(size).map_err(|_| Error::Overloaded)?;
         let (reply, answer) = oneshot::channel();
         let is_contended = Arc::new(AtomicBool::new(false));
         let timeout = || if is_contended.load(Ordering::Relaxed) { Error::LockTimeout } else { Error::NotBegun };
         let pending =
-            QueuedReport { report, tickets, deadline, reply, is_contended: is_contended.clone(), _room: room };
+            QueuedReport { report, tickets, idle, deadline, reply, is_contended: is_contended.clone(), _room: room };
         self.queue.try_send(pending)?;
         let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| timeout())?;
         // A report is dropped without a reply at its deadline, maybe shortly before its caller's timer fires.

@@ -435,7 +435,7 @@ struct ConfirmedUse<'a> {
 /// Returns the confirmed tickets with their use.
 fn confirmed(tickets: &[Ticket]) -> Vec<(&Ticket, ConfirmedUse<'_>)> {
     let confirmed = tickets.iter().filter_map(|ticket| match &ticket.state {
-        TicketState::Used { resource, engine, used_time } => {
+        TicketState::Used { resource, engine, used_time, .. } => {
             Some((ticket, ConfirmedUse { resource, engine, time: *used_time }))
         }
         TicketState::Locked { .. } => None,

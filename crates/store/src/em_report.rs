@@ -44,6 +44,8 @@ pub struct ReportArrival {
     pub used_tickets: TicketDigest,
     /// Whether a ticket of the EM may have been missing from the previous report.
     pub any_missed: bool,
+    /// Digest of the tickets of idle engines, as the rows of the tickets show them; unequal to all others while they are written.
+    pub idle_tickets: TicketDigest,
     /// Whether the EM was unhealthy by its previous report, or silent.
     pub was_unavailable: bool,
 }
@@ -60,6 +62,7 @@ fn merge_in_order(rows: &[PgRow], reports: usize) -> Result<Vec<Option<ReportArr
             kept: row.get("kept")?,
             used_tickets: TicketDigest { count: row.get("used_tickets")?, xor: row.get("used_tickets_xor")? },
             any_missed: row.get("any_missed")?,
+            idle_tickets: TicketDigest { count: row.get("idle_tickets")?, xor: row.get("idle_tickets_xor")? },
             was_unavailable: row.get("was_unavailable")?,
         };
         let number = usize::try_from(row.get::<i64>("number")?).ok();
@@ -91,7 +94,7 @@ pub async fn update(
         "-- em_report::update
         WITH met AS MATERIALIZED (
             SELECT k.*, e.epoch AS registered, e.used_tickets, e.used_tickets_xor, r.epoch AS last_epoch,
-                r.sequence AS last_sequence, r.report_time AS last_time, r.any_missed,
+                r.sequence AS last_sequence, r.report_time AS last_time, r.any_missed, r.idle_tickets, r.idle_tickets_xor,
                 r.health = 'unhealthy' OR r.report_time < clock_timestamp() - make_interval(secs => $9)
                     AS was_unavailable,
                 e.epoch = k.epoch AND (r.epoch, r.sequence) < (k.epoch, k.sequence) AS kept
@@ -100,7 +103,8 @@ pub async fn update(
                 memory_used, memory_max, cpu_permille, number)
             CROSS JOIN LATERAL (SELECT epoch, used_tickets, used_tickets_xor FROM linkis_em_resource_meta_data
                 WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance OFFSET 0) AS e
-            CROSS JOIN LATERAL (SELECT epoch, sequence, health, report_time, any_missed FROM linkis_em_report
+            CROSS JOIN LATERAL (SELECT epoch, sequence, health, report_time, any_missed, idle_tickets, idle_tickets_xor
+                FROM linkis_em_report
                 WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance
                 FOR NO KEY UPDATE SKIP LOCKED) AS r
         ), kept AS (
@@ -112,7 +116,7 @@ pub async fn update(
             RETURNING 1
         )
         SELECT (SELECT set_config('synchronous_commit', 'off', true)) AS hurry, number, registered, last_epoch,
-            last_sequence, last_time, kept, used_tickets, used_tickets_xor, any_missed, was_unavailable,
+            last_sequence, last_time, kept, used_tickets, used_tickets_xor, any_missed, idle_tickets, idle_tickets_xor, was_unavailable,
             (SELECT count(*) FROM kept) AS written
         FROM met",
     );
@@ -160,7 +164,8 @@ pub async fn read_arrivals(
         "-- em_report::read_arrivals
         SELECT k.number, e.epoch AS registered, r.epoch AS last_epoch, r.sequence AS last_sequence,
             r.report_time AS last_time, false AS kept, e.used_tickets, e.used_tickets_xor,
-            coalesce(r.any_missed, true) AS any_missed, false AS was_unavailable
+            coalesce(r.any_missed, true) AS any_missed, coalesce(r.idle_tickets, 0) AS idle_tickets,
+            coalesce(r.idle_tickets_xor, '00000000-0000-0000-0000-000000000000') AS idle_tickets_xor, false AS was_unavailable
         FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (em_application_name, em_instance, number)
         JOIN linkis_em_resource_meta_data e
             ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance
@@ -196,6 +201,38 @@ pub async fn none_missed(connection: &mut PgConnection, reports: &[&EmReport]) -
     .bind(instances)
     .bind(column(reports, |report| report.epoch))
     .bind(column(reports, |report| report.sequence))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Records which tickets of idle engines the rows of the tickets show now, for those of `reports` that are still the last of their
+/// EMs. Skips locked rows; the next report repeats the record.
+pub async fn record_idle(
+    connection: &mut PgConnection,
+    reports: &[(&EmReport, TicketDigest)],
+) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(reports.iter().map(|(report, _)| &report.em));
+    sqlx::query(
+        "-- em_report::record_idle
+        WITH last AS MATERIALIZED (
+            SELECT k.*, set_config('synchronous_commit', 'off', true)
+            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::uuid[])
+                AS k (em_application_name, em_instance, epoch, sequence, tickets, tickets_xor)
+            CROSS JOIN LATERAL (SELECT FROM linkis_em_report r
+                WHERE r.em_application_name = k.em_application_name AND r.em_instance = k.em_instance
+                    AND r.epoch = k.epoch AND r.sequence = k.sequence
+                FOR NO KEY UPDATE SKIP LOCKED) AS r
+        )
+        UPDATE linkis_em_report r SET idle_tickets = l.tickets, idle_tickets_xor = l.tickets_xor
+        FROM last l WHERE r.em_application_name = l.em_application_name AND r.em_instance = l.em_instance",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(column(reports, |(report, _)| report.epoch))
+    .bind(column(reports, |(report, _)| report.sequence))
+    .bind(column(reports, |(_, digest)| digest.count))
+    .bind(column(reports, |(_, digest)| digest.xor))
     .execute(connection)
     .await?;
     Ok(())

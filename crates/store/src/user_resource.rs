@@ -1,10 +1,11 @@
 //! `linkis_user_resource_meta_data`: live tickets.
 //!
-//! This module reads tickets and counts missed reports. Never: writes another part of a ticket; `batch_write` does.
+//! This module reads tickets, counts missed reports and records idle engines. Never: writes another part of a ticket;
+//! `batch_write` does.
 //! Callers: the committer, background tasks, audits and lists.
 //!
 //! Submodules: `by_em`: tickets by EM, in pages; `due`: tickets near their deadline; `groups`: all tickets, grouped for
-//! audits; `list`: pages for operators.
+//! audits; `idle`: tickets of idle engines; `list`: pages for operators.
 
 use std::collections::HashMap;
 
@@ -26,12 +27,14 @@ use super::{
 mod by_em;
 mod due;
 mod groups;
+mod idle;
 mod list;
 
 pub use by_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 pub use due::{DueKey, DueTicket, due};
 pub(super) use groups::em_ticket_group;
 pub use groups::{EmTicketGroup, TicketGroup, for_each_em_group, for_each_group};
+pub use idle::{IdleChange, idle_on, update_idle};
 pub use list::{TicketFilter, TicketListPage, list};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");
@@ -46,6 +49,7 @@ fn ticket(row: TableRow<'_>) -> Result<Ticket, StoreError> {
             resource: row.resource("user_used_resource", resource_type)?,
             engine: TABLE.engine(row.get("engine_application_name")?, row.get("engine_instance")?)?,
             used_time,
+            idle_since: row.get("idle_since")?,
         },
         (None, None) => return Err(row.wrong(format!("ticket {id}: its state"))),
     };
@@ -69,7 +73,7 @@ pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<
         r#"-- user_resource::read
         SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
-            locked_time, used_time, expires_at, principal, em_epoch
+            locked_time, used_time, expires_at, principal, em_epoch, idle_since
         FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
     )
     .bind(ticket_ids)

@@ -169,6 +169,7 @@ async fn send_reports(cluster: &DemoCluster) {
                 load: Some(cluster::load(tickets.len(), sequence)),
                 ticket_ids: tickets.iter().flat_map(|ticket| ticket.into_bytes()).collect(),
                 observed: Vec::new(),
+                idle: Vec::new(),
             };
             cluster.call(&calls::HEARTBEAT, &report).await;
         }

@@ -85,6 +85,7 @@ async fn fall_silent(shared: &Shared, random: &mut Random, epoch: i64) {
         load: None,
         tickets: Vec::new(),
         observed: None,
+        idle: vec![],
     };
     let heartbeat = async |rm: RmClient| rm.heartbeat(&report).await;
     shared.insist(random, "heartbeat", heartbeat).await;

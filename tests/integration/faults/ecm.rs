@@ -73,6 +73,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
             load: None,
             tickets: shared.engines.on(em).into_iter().collect(),
             observed: None,
+            idle: vec![],
         };
         // As an EM without a reply: repeats the report, then sends the next one.
         for _ in 0..3 {

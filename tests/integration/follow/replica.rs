@@ -239,6 +239,7 @@ async fn replica_by_feed_equals_service() {
             load: None,
             tickets: vec![],
             observed: None,
+            idle: vec![],
         };
         drop(second.client.heartbeat(&report).await);
     }

@@ -252,6 +252,11 @@ async fn report_of_40000_tickets_is_compared_by_page() {
     };
     let missed = "SELECT sum(missed_reports) FROM linkis_user_resource_meta_data";
     assert_eq!(beat(&all).await, []);
+    for (idle, count) in [(all.clone(), 40_000), (vec![], 0)] {
+        let report = EmReport { tickets: all.clone(), idle, ..ecm.report(&[]) };
+        rm.client.heartbeat(&report).await.unwrap();
+        assert_eq!(database.count("SELECT count(idle_since) FROM linkis_user_resource_meta_data").await, count);
+    }
     assert_eq!(beat(&some).await.iter().map(|unknown| unknown.id).collect::<Vec<_>>(), foreign);
     assert_eq!(database.count(missed).await, 40);
     assert_eq!(beat(&all).await, []);

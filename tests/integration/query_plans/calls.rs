@@ -54,13 +54,14 @@ pub(super) async fn round(rm: &Instance, number: usize) {
     client.unregister(&em1).await.unwrap();
 }
 
-/// Sends reports of an EM: with all tickets, with other ones, and with all again.
+/// Sends reports of an EM: with all tickets, with other ones, and with all again. Its engine runs no task in the last but one.
 async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uuid) {
     for (sequence, tickets, unknown) in
         [(1, ticket_id, 0), (2, Uuid::new_v4(), 1), (3, ticket_id, 0), (4, ticket_id, 0)]
     {
         let (em, health, tickets) = (host.clone(), Health::Healthy, [tickets].into());
-        let report = EmReport { em, epoch, sequence, health, load: None, tickets, observed: None };
+        let idle = if sequence == 3 { vec![ticket_id] } else { vec![] };
+        let report = EmReport { em, epoch, sequence, health, load: None, tickets, observed: None, idle };
         assert_eq!(client.heartbeat(&report).await.unwrap().unknown_tickets.len(), unknown);
     }
 }

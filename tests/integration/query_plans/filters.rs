@@ -37,6 +37,9 @@ pub(super) async fn first_pages(usage: &mut Usage) {
     let em = Some(proto::EmInstance { application_name: "other".into(), instance: "host7".into() });
     let of_both = proto::ListTicketsRequest { em, user: "user7".into(), page_size, ..Default::default() };
     assert_eq!(usage.list_tickets(of_both).await.unwrap().into_inner().tickets.len(), 10);
+    let idle_for = Some(prost_types::Duration::default());
+    let idle = proto::ListTicketsRequest { idle_for, page_size, ..Default::default() };
+    assert_eq!(usage.list_tickets(idle).await.unwrap().into_inner().tickets.len(), 0);
     let over = proto::ListScopesRequest { over_limit_only: true, page_size, ..Default::default() };
     usage.list_scopes(over).await.unwrap();
     let ems = proto::ListEmsRequest { em_application_name: "other".into(), page_size, ..Default::default() };
@@ -175,7 +178,7 @@ pub(super) async fn used_of_crowd(
     page_token: String,
 ) -> proto::ListTicketsResponse {
     let (user, state) = ("crowd".into(), "used".into());
-    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token, engine: None };
+    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token, ..Default::default() };
     usage.list_tickets(call).await.unwrap().into_inner()
 }
 

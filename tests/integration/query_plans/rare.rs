@@ -146,7 +146,16 @@ async fn round(rm: &Instance, rare: &Rare) {
     let (client, Rare { em, epoch, grants }) = (&rm.client, rare);
     for (sequence, tickets) in [(1, Uuid::new_v4()), (2, grants[1].ticket_id)] {
         let (health, tickets) = (Health::Healthy, [tickets].into());
-        let report = EmReport { em: em.clone(), epoch: *epoch, sequence, health, load: None, tickets, observed: None };
+        let report = EmReport {
+            em: em.clone(),
+            epoch: *epoch,
+            sequence,
+            health,
+            load: None,
+            tickets,
+            observed: None,
+            idle: vec![],
+        };
         client.heartbeat(&report).await.unwrap();
     }
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();

@@ -94,7 +94,7 @@ async fn lost_em_removal_continues_after_instance_kill() {
     let epoch = first.client.em(&crowded).await.unwrap().epoch;
     let (health, tickets) = (Health::Healthy, Default::default());
     // The EM sends a single report.
-    let last = EmReport { em: crowded, epoch, sequence: 1, health, load: None, tickets, observed: None };
+    let last = EmReport { em: crowded, epoch, sequence: 1, health, load: None, tickets, observed: None, idle: vec![] };
     first.client.heartbeat(&last).await.unwrap();
     goes_through_another(&database, first, "lost").await;
 }

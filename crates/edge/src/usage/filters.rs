@@ -56,6 +56,7 @@ pub fn tickets(message: &proto::ListTicketsRequest, reach: &CallScope) -> Result
             .clone()
             .map(|engine| convert::request::engine_instance("engine", Some(engine)))
             .transpose()?,
+        idle_for: message.idle_for.map(|time| convert::request::duration("idle_for", time)).transpose()?,
     })
 }
 

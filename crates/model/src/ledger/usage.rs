@@ -36,7 +36,8 @@ impl Ledger {
         };
         let used = used.map_err(|source| Rejection::OtherUse { source })?;
         self.set_usage(&ticket, &used)?;
-        let state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
+        let state =
+            TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now, idle_since: None };
         let ticket = Ticket { state, ..ticket };
         self.store_usage(ticket.clone());
         self.deltas.lines.push(HistoryLine::Inited(Box::new(ticket.clone()), self.by.principal.clone()));
@@ -48,7 +49,7 @@ impl Ledger {
         if op.epoch.is_some() {
             check_epoch(stored_em(&mut self.ems, &op.em)?.current, op.epoch)?;
         }
-        let TicketState::Used { resource, engine, used_time } = &ticket.state else {
+        let TicketState::Used { resource, engine, used_time, idle_since } = &ticket.state else {
             return Err(Rejection::NotInited { ticket_id: op.ticket_id });
         };
         if is_known(&op.used, resource) {
@@ -56,7 +57,12 @@ impl Ledger {
         }
         let used = op.used.as_use_of(resource).map_err(|source| Rejection::OtherUse { source })?;
         self.set_usage(&ticket, &used)?;
-        let state = TicketState::Used { resource: used, engine: engine.clone(), used_time: *used_time };
+        let state = TicketState::Used {
+            resource: used,
+            engine: engine.clone(),
+            used_time: *used_time,
+            idle_since: *idle_since,
+        };
         let ticket = Ticket { state, ..ticket };
         self.store_usage(ticket.clone());
         self.deltas.lines.push(HistoryLine::Reported(Box::new(ticket.clone()), self.by.principal.clone()));

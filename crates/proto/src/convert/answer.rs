@@ -129,10 +129,11 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
             message.locked = Some(resource::message(resource.parts()));
             message.expire_time = Some(timestamp(*expires_at));
         }
-        TicketState::Used { resource, engine, used_time } => {
+        TicketState::Used { resource, engine, used_time, idle_since } => {
             message.state = "used".into();
             message.used = Some(resource::message(resource.parts()));
             message.used_time = Some(timestamp(*used_time));
+            message.idle_since = idle_since.map(timestamp);
             message.engine = Some(engine_message(engine));
         }
     }
@@ -362,6 +363,7 @@ pub fn read_ticket(message: proto::Ticket) -> Result<Ticket, FieldError> {
             resource: resource::required("used", message.used)?,
             engine: request::engine_instance("engine", Some(engine))?,
             used_time: read_time("used_time", message.used_time)?,
+            idle_since: message.idle_since.map(|time| read_time("idle_since", Some(time))).transpose()?,
         },
     };
     Ok(Ticket {

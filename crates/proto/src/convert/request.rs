@@ -317,7 +317,34 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<EmReport, FieldError> 
     let tickets = reported_tickets("ticket_ids", &request.ticket_ids)?;
     let health = known::<proto::Health>("health", request.health)?.read().unwrap_or(Health::Healthy);
     let observed = observations("observed", request.observed)?;
-    Ok(EmReport { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed })
+    let idle = marked("idle", &request.idle, &tickets)?;
+    Ok(EmReport { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed, idle })
+}
+
+/// Returns the tickets whose bits are set in `field`, from the lowest bit of the first byte.
+fn marked(field: &str, bits: &[u8], tickets: &[Uuid]) -> Result<Vec<Uuid>, FieldError> {
+    let of_byte = |(number, byte): (usize, &u8)| {
+        let byte = *byte;
+        (0_usize..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| number * 8 + bit)
+    };
+    let ticket = |number: usize| {
+        let beyond =
+            || format!("marks ticket {} of {}; give one bit for each ticket of ticket_ids", number + 1, tickets.len());
+        tickets.get(number).copied().ok_or_else(|| FieldError::new(field, beyond()))
+    };
+    bits.iter().enumerate().flat_map(of_byte).map(ticket).collect()
+}
+
+/// Converts tickets to the bits of a heartbeat: those of `tickets` that `marked` has, up to the last one.
+pub fn marks(tickets: &[Uuid], marked: &[Uuid]) -> Vec<u8> {
+    let marked: HashSet<&Uuid> = marked.iter().collect();
+    let of_part = |part: &[Uuid]| {
+        let bits = part.iter().enumerate().filter(|(_, id)| marked.contains(id));
+        bits.fold(0_u8, |byte, (bit, _)| byte | 1 << bit)
+    };
+    let mut bits: Vec<u8> = tickets.chunks(8).map(of_part).collect();
+    bits.truncate(bits.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+    bits
 }
 
 /// Parses the observed use of tickets in `field`. A ticket may occur once.
@@ -335,4 +362,21 @@ fn observations(field: &str, stated: Vec<proto::ObservedUse>) -> Result<Option<O
         observed.push((ticket_id, resource::required(&format!("{field}[{number}].resource"), one.resource)?));
     }
     Ok(Observations::new(observed.iter().map(|(ticket_id, resource)| (*ticket_id, resource))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_and_marked_tickets_are_inverse() {
+        for count in [0, 1, 7, 8, 9, 17] {
+            let tickets: Vec<Uuid> = (0..count).map(Uuid::from_u128).collect();
+            for step in 1..4 {
+                let some: Vec<Uuid> = tickets.iter().step_by(step).copied().collect();
+                assert_eq!(marked("idle", &marks(&tickets, &some), &tickets).unwrap(), some);
+            }
+            assert_eq!(marks(&tickets, &[]), [0_u8; 0]);
+        }
+    }
 }

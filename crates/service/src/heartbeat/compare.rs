@@ -26,7 +26,7 @@ use rm_store::{
 };
 use rm_telemetry::cause;
 
-use super::{ReportMismatch, ReportResult};
+use super::{ReportMismatch, ReportResult, idle};
 
 /// Maximum number of reports that are compared at once.
 const BATCH_MAX: usize = 64;
@@ -67,6 +67,9 @@ pub(super) async fn run(mut inbox: mpsc::Receiver<ReportMismatch>, mut session: 
             let reused = session.is_open();
             match compare(&mut session, &mut part, lost_after).await {
                 Ok(found) => {
+                    let idle = part.iter().filter(|comparison| comparison.differing.is_idle_new);
+                    let idle: Vec<_> = idle.map(|comparison| &comparison.differing.pending).collect();
+                    idle::write(&mut session, &idle).await;
                     let answered = part.into_iter().zip(found);
                     answered.for_each(|(comparison, found)| comparison.differing.pending.answer(Ok(found)));
                 }
@@ -106,7 +109,8 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
 impl Comparison {
     fn new(differing: ReportMismatch) -> Self {
         let (unknown, lost) = (Vec::new(), Vec::new());
-        Self { differing, cursor: Uuid::nil(), compared: 0, is_done: false, any_missed: false, unknown, lost }
+        let is_done = !differing.are_tickets_new;
+        Self { differing, cursor: Uuid::nil(), compared: 0, is_done, any_missed: false, unknown, lost }
     }
 
     /// Restarts the comparison. A missing ticket is counted once, even if the count was written before the error.
@@ -238,14 +242,15 @@ mod tests {
     fn comparison(reported: &[u128], any_missed: bool) -> Comparison {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (epoch, sequence, health, load) = (1, 2, Health::Healthy, None);
-        let report = EmReport { em, epoch, sequence, health, load, tickets: ids(reported), observed: None };
-        let tickets = TicketDigest::of(&report.tickets);
+        let report =
+            EmReport { em, epoch, sequence, health, load, tickets: ids(reported), observed: None, idle: vec![] };
+        let (tickets, idle) = (TicketDigest::of(&report.tickets), TicketDigest::default());
         let _room = Arc::new(Semaphore::new(0)).try_acquire_many_owned(0).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let (reply, is_contended) = (oneshot::channel().0, Default::default());
-        let pending = QueuedReport { report, tickets, deadline, reply, is_contended, _room };
+        let pending = QueuedReport { report, tickets, idle, deadline, reply, is_contended, _room };
         let previous = OffsetDateTime::from_unix_timestamp(100).ok();
-        Comparison::new(ReportMismatch { pending, previous, any_missed })
+        Comparison::new(ReportMismatch { pending, previous, any_missed, are_tickets_new: true, is_idle_new: false })
     }
 
     fn living(tickets: &[(u128, i16)]) -> Vec<LiveTicket> {

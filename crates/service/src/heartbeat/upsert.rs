@@ -171,10 +171,11 @@ impl ReportWriter {
             pending.answer(Err(error));
             return None;
         }
-        match ReportVerdict::of(&pending.report, pending.tickets, met) {
+        match ReportVerdict::of(&pending.report, (pending.tickets, pending.idle), met) {
             Ok(ReportVerdict::Complete) => pending.answer(Ok(ReportResult::default())),
-            Ok(ReportVerdict::Differs { previous, any_missed }) => {
-                let sent = self.differing.try_send(ReportMismatch { pending, previous, any_missed });
+            Ok(ReportVerdict::Differs { previous, any_missed, are_tickets_new, is_idle_new }) => {
+                let differing = ReportMismatch { pending, previous, any_missed, are_tickets_new, is_idle_new };
+                let sent = self.differing.try_send(differing);
                 if let Err(mpsc::error::TrySendError::Full(differing)) = sent {
                     // The report is stored; its repetition will be compared.
                     differing.pending.answer(Err(Error::Overloaded));
@@ -273,7 +274,7 @@ fn of_first(report: &EmReport, met: ReportArrival, first: &HashSet<EmInstance>) 
 /// Verdict on a report by the state that it met.
 #[derive(Debug, PartialEq)]
 enum ReportVerdict {
-    /// The report contains exactly the used tickets of its EM; no comparison is needed.
+    /// The report contains exactly the used tickets of its EM, and those of idle engines; no comparison is needed.
     Complete,
     /// The tickets must be compared.
     Differs {
@@ -281,13 +282,21 @@ enum ReportVerdict {
         previous: Option<OffsetDateTime>,
         /// Whether a ticket may have been missing in the previous report.
         any_missed: bool,
+        /// Whether the tickets differ, or may have been missing.
+        are_tickets_new: bool,
+        /// Whether the tickets of idle engines differ.
+        is_idle_new: bool,
     },
     /// Another transaction locks the row.
     Held,
 }
 
 impl ReportVerdict {
-    fn of(report: &EmReport, tickets: TicketDigest, met: Option<ReportArrival>) -> Result<Self, Error> {
+    fn of(
+        report: &EmReport,
+        (tickets, idle): (TicketDigest, TicketDigest),
+        met: Option<ReportArrival>,
+    ) -> Result<Self, Error> {
         let met = met.ok_or_else(|| Rejection::EmNotRegistered(report.em.clone()))?;
         let last = met.last.map(|(last, _)| last);
         let previous = match ReportOrder::of(ReportNumber::of(report), met.registered, last) {
@@ -304,9 +313,11 @@ impl ReportVerdict {
                 return Err(FieldError::new("epoch", problem).into());
             }
         };
-        Ok(match tickets == met.used_tickets && !met.any_missed {
-            true => Self::Complete,
-            false => Self::Differs { previous, any_missed: met.any_missed },
+        let are_tickets_new = tickets != met.used_tickets || met.any_missed;
+        let is_idle_new = idle != met.idle_tickets;
+        Ok(match are_tickets_new || is_idle_new {
+            false => Self::Complete,
+            true => Self::Differs { previous, any_missed: met.any_missed, are_tickets_new, is_idle_new },
         })
     }
 }
@@ -324,25 +335,28 @@ mod tests {
     fn report(host: &str, epoch: i64, sequence: i64, tickets: &[u128]) -> EmReport {
         let em = EmInstance::parse("em", "ecm", host).unwrap();
         let tickets = tickets.iter().map(|id| Uuid::from_u128(*id)).collect();
-        EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
+        EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None, idle: vec![] }
     }
 
     fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<ReportArrival> {
         let last = last.map(|(epoch, sequence)| (ReportNumber { epoch, sequence }, OffsetDateTime::UNIX_EPOCH));
         let used: Vec<Uuid> = used.iter().map(|id| Uuid::from_u128(*id)).collect();
-        let (used_tickets, was_unavailable) = (TicketDigest::of(&used), false);
-        Some(ReportArrival { registered: 2, last, kept, used_tickets, any_missed, was_unavailable })
+        let (used_tickets, idle_tickets) = (TicketDigest::of(&used), TicketDigest::default());
+        let was_unavailable = false;
+        Some(ReportArrival { registered: 2, last, kept, used_tickets, any_missed, idle_tickets, was_unavailable })
     }
 
     fn verdict(report: &EmReport, met: Option<ReportArrival>) -> Result<ReportVerdict, Error> {
-        ReportVerdict::of(report, TicketDigest::of(&report.tickets), met)
+        ReportVerdict::of(report, (TicketDigest::of(&report.tickets), TicketDigest::of(&report.idle)), met)
     }
 
     #[test]
     fn report_equal_to_tickets_is_complete() {
         let report = report("a", 2, 5, &[1, 2]);
         let before = Some((2, 4));
-        let differs = |any_missed| ReportVerdict::Differs { previous: Some(OffsetDateTime::UNIX_EPOCH), any_missed };
+        let previous = Some(OffsetDateTime::UNIX_EPOCH);
+        let differs =
+            |any_missed| ReportVerdict::Differs { previous, any_missed, are_tickets_new: true, is_idle_new: false };
         assert_eq!(verdict(&report, met(before, true, &[2, 1], false)).unwrap(), ReportVerdict::Complete);
         assert_eq!(verdict(&report, met(before, true, &[2, 1], true)).unwrap(), differs(true));
         for other in [&[1][..], &[1, 2, 4], &[1, 4]] {
@@ -353,7 +367,8 @@ mod tests {
     #[test]
     fn report_repeated_or_first_counts_no_missing_ticket() {
         let report = report("a", 2, 5, &[1]);
-        let nothing = ReportVerdict::Differs { previous: None, any_missed: true };
+        let nothing =
+            ReportVerdict::Differs { previous: None, any_missed: true, are_tickets_new: true, is_idle_new: false };
         assert_eq!(verdict(&report, met(None, true, &[1], true)).unwrap(), nothing);
         assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], true)).unwrap(), nothing);
         assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], false)).unwrap(), ReportVerdict::Complete);
@@ -387,6 +402,7 @@ mod tests {
             let pending = QueuedReport {
                 report,
                 tickets: TicketDigest::default(),
+                idle: TicketDigest::default(),
                 deadline,
                 reply,
                 is_contended: Default::default(),

@@ -88,7 +88,7 @@ pub async fn read_pages(
         r#"-- user_resource::read_pages
         SELECT t.ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
-            locked_time, used_time, expires_at, principal, em_epoch
+            locked_time, used_time, expires_at, principal, em_epoch, idle_since
         FROM unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[])
             AS k (em_application_name, em_instance, after, up_to, epoch_max, most)
         CROSS JOIN LATERAL (
@@ -130,7 +130,7 @@ pub async fn read_on<'a>(
         r#"-- user_resource::read_on
         SELECT ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
-            locked_time, used_time, expires_at, principal, em_epoch
+            locked_time, used_time, expires_at, principal, em_epoch, idle_since
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         -- The offset keeps it a look-up by EM.
         CROSS JOIN LATERAL (

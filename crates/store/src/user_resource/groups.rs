@@ -30,7 +30,7 @@ pub async fn for_each_group(
             min(engine_application_name) AS engine_application_name, min(engine_instance) AS engine_instance,
             resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
             min(locked_time) AS locked_time, min(used_time) AS used_time, min(expires_at) AS expires_at,
-            min(principal) AS principal, min(em_epoch) AS em_epoch, count(*) AS count
+            min(principal) AS principal, min(em_epoch) AS em_epoch, min(idle_since) AS idle_since, count(*) AS count
         FROM linkis_user_resource_meta_data
         GROUP BY "user", creator, engine_type, em_application_name, em_instance, resource_type, user_locked_resource,
             user_used_resource, labels"#,

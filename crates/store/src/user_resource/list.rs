@@ -2,7 +2,7 @@
 //!
 //! Caller: `rm_service::usage`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use sqlx::{PgExecutor, Row as _};
 use uuid::Uuid;
@@ -29,6 +29,8 @@ pub struct TicketFilter {
     pub locked: Option<bool>,
     /// Engine that uses the ticket.
     pub engine: Option<EngineInstance>,
+    /// Minimum time for which the engine has been idle.
+    pub idle_for: Option<Duration>,
 }
 
 /// A page of tickets.
@@ -39,6 +41,9 @@ pub struct TicketListPage {
     /// Ticket after which the next page begins; `None` on the last page.
     pub next: Option<Uuid>,
 }
+
+/// Maximum of an idle time, in seconds: longer than any, and within PostgreSQL's range of times.
+const IDLE_SECONDS_MAX: f64 = 1e9;
 
 /// Maximum number of tickets that a page scans if an index covers only one of the filters. The page may then be short.
 const SCANNED_MAX: i64 = 1000;
@@ -67,7 +72,7 @@ macro_rules! of_one {
 }
 
 /// SQL of a page, read along the index that covers `$condition`. Parameters: $1 last ticket of the previous page, $2
-/// maximum of scanned tickets, $3 locked, $4 users, $5 maximum of returned tickets, $6 and $7 EM, $8 and $9 engine.
+/// maximum of scanned tickets, $3 locked, $4 users, $5 maximum of returned tickets, $6 and $7 EM, $8 and $9 engine, $10 idle time.
 /// Scanned tickets that do not match the other filters are omitted.
 macro_rules! page {
     ($name:literal, $condition:literal) => {
@@ -93,11 +98,12 @@ macro_rules! page {
             LEFT JOIN LATERAL (
                 SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                     engine_application_name, engine_instance, resource_type, user_locked_resource::text,
-                    user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal, em_epoch
+                    user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal, em_epoch, idle_since
                 FROM looked
                 WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text[] IS NULL OR "user" = ANY ($4))
                     AND ($6::text IS NULL OR (em_application_name = $6 AND em_instance = $7))
                     AND ($8::text IS NULL OR (engine_application_name = $8 AND engine_instance = $9))
+                    AND ($10::float8 IS NULL OR idle_since <= clock_timestamp() - make_interval(secs => $10))
                 ORDER BY ticket_id LIMIT $5) p ON true"#
         )
     };
@@ -106,7 +112,7 @@ macro_rules! page {
 impl TicketFilter {
     /// Returns the SQL for the index that covers most of the filter, and whether the index covers all of it.
     fn page(&self) -> (&'static str, bool) {
-        let Self { em, users, locked, engine, is_bound } = self;
+        let Self { em, users, locked, engine, is_bound, idle_for } = self;
         let is_whole = |rest: [bool; 3]| rest == [false; 3];
         let (em_too, user_too, engine_too) = (em.is_some(), users.is_some(), engine.is_some());
         if users.as_ref().is_some_and(|users| *is_bound || users.len() != 1) {
@@ -125,6 +131,7 @@ impl TicketFilter {
                 let sql = page!(looked: "by user", of_one!(r#""user""#, "($4::text[])[1]", r#""user""#));
                 (sql, locked.is_none())
             }
+            (false, false, _) if idle_for.is_some() => (page!("idle", "idle_since IS NOT NULL"), false),
             (false, false, Some(true)) => (page!("locked", "expires_at IS NOT NULL"), true),
             (false, false, Some(false)) => (page!("used", "used_time IS NOT NULL"), true),
             (false, false, None) => (page!("all", "true"), true),
@@ -151,6 +158,7 @@ pub async fn list(
     limit: i64,
 ) -> Result<TicketListPage, StoreError> {
     let (sql, is_answered) = filter.page();
+    let is_answered = is_answered && filter.idle_for.is_none();
     let shown = limit.saturating_add(1);
     let em = filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str()));
     let engine = filter.engine.as_ref();
@@ -164,7 +172,8 @@ pub async fn list(
         .bind(em.map(|(application_name, _)| application_name))
         .bind(em.map(|(_, instance)| instance))
         .bind(engine.map(|(application_name, _)| application_name))
-        .bind(engine.map(|(_, instance)| instance));
+        .bind(engine.map(|(_, instance)| instance))
+        .bind(filter.idle_for.map(|idle_for| idle_for.as_secs_f64().min(IDLE_SECONDS_MAX)));
     let rows = query.fetch_all(executor).await?;
     let mut tickets = Vec::with_capacity(rows.len());
     let mut next = None;
