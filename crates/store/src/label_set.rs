@@ -111,11 +111,13 @@ pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: LabelS
     expect_rows(TABLE.0, ids.len(), done.rows_affected())
 }
 
-/// Deletes a retired label set whose counters are deleted.
+/// Deletes a retired label set, unless it has counters: another task may have deleted some of those that a step was to delete, so that
+/// the step seemed to be the last one.
 pub async fn delete(executor: impl PgExecutor<'_>, id: i64) -> Result<(), StoreError> {
     sqlx::query(
         "-- label_set::delete
-        DELETE FROM linkis_label_set WHERE label_set_id = $1 AND state = 'retired'",
+        DELETE FROM linkis_label_set WHERE label_set_id = $1 AND state = 'retired' AND NOT EXISTS (
+            SELECT FROM linkis_label_resource WHERE (label_set_id, scope_hash) > ($1, '') AND label_set_id <= $1)",
     )
     .bind(id)
     .execute(executor)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use rm_model::{name::Name, operation::LockKey};
 use rm_store::{
-    em_resource,
+    em_resource, label_resource, label_set,
     resource_lock::{self, LockConflict},
 };
 use rm_tests::{LONG, eventually, execute, proxy::Proxy};
@@ -159,4 +159,31 @@ async fn rollback_on_silent_connection_is_bounded() {
     proxy.forget_all();
     let got = tokio::time::timeout(LONG, session.get()).await.expect("a reply");
     assert!(got.unwrap_err().is_unavailable());
+}
+
+/// Another task deletes one of the counters that a step was to delete, so that the step seems to be the last one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retired_label_set_with_counters_is_kept() {
+    let (pool, _store) = fresh().await;
+    let fill = r#"INSERT INTO linkis_label_set (label_set, exempt, state) VALUES ('["user"]', '[]', 'retired');
+        INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
+        SELECT label_set_id, '{}', '{}', '{}', sha256(convert_to(n::text, 'UTF8')) FROM linkis_label_set, generate_series(1, 3) n"#;
+    execute(&pool, fill).await;
+    let id: i64 = sqlx::query_scalar("SELECT label_set_id FROM linkis_label_set").fetch_one(&pool).await.unwrap();
+    let sets = async || label_set::ids(&pool).await.unwrap().len();
+    let mut other = pool.acquire().await.unwrap().detach();
+    let first = "SELECT scope_hash FROM linkis_label_resource ORDER BY scope_hash LIMIT 1";
+    execute(&mut other, format!("BEGIN; DELETE FROM linkis_label_resource WHERE scope_hash = ({first})")).await;
+    let step = tokio::spawn({
+        let pool = pool.clone();
+        async move { label_resource::delete_of_set(&pool, id, 2).await.unwrap() }
+    });
+    waits(&pool).await;
+    execute(&mut other, "COMMIT").await;
+    assert!(!step.await.unwrap(), "the step deleted fewer counters than it may");
+    label_set::delete(&pool, id).await.unwrap();
+    assert_eq!(sets().await, 1);
+    assert!(!label_resource::delete_of_set(&pool, id, 2).await.unwrap());
+    label_set::delete(&pool, id).await.unwrap();
+    assert_eq!(sets().await, 0);
 }
