@@ -708,7 +708,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         }
     }
 
-    /// Wakes the next waiter behind one that has left, with the wake reason that the latter did not take. Where the batch freed
+    /// Wakes the next waiter behind a waiter that has left, with the wake reason that the latter did not take. Where the batch freed
     /// capacity, also wakes the first waiter ahead, which may fit in what is left. Returns the keys without a next waiter; `None`
     /// means the waiters that accept any EM.
     fn hand_on(&mut self, granted: &Waiter<H>, freed: &FreedCapacity) -> Vec<Option<WaitKeyHash>> {
