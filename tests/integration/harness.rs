@@ -58,7 +58,8 @@ mod server;
 
 pub use database::*;
 pub use rm_tests::{
-    LONG, PROGRAM, eventually, execute, remove_at_end, repo_root, scratch, start_postgres, start_postgres_on_port,
+    LONG, PROGRAM, eventually, execute, remove_at_end, repo_root, scratch, scratch_in, start_postgres,
+    start_postgres_on_port,
 };
 pub use server::*;
 

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -72,7 +72,9 @@ impl Drop for Yarn {
 impl Yarn {
     /// Configuration of every process.
     fn configure(lib: PathBuf, name: &str, scheduler: &str, managers: usize) -> Self {
-        let folder = scratch(name);
+        // A node starts no container while its folder's disk has no room for unprivileged users. Memory has room whatever else runs.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { scratch_in(memory, name) } else { scratch(name) };
         remove_at_end(&folder);
         let conf = folder.join("conf");
         fs::create_dir_all(&conf).unwrap();

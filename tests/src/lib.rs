@@ -70,9 +70,13 @@ pub fn remove_at_end(folder: &Path) {
 
 /// A folder of this run. Folders of ended runs are removed.
 pub fn scratch(name: &str) -> PathBuf {
+    scratch_in(&std::env::temp_dir(), name)
+}
+
+/// [`scratch`] in another folder for temporary files.
+pub fn scratch_in(temp: &Path, name: &str) -> PathBuf {
     const PREFIX: &str = "linkis-rm-test-";
-    let temp = std::env::temp_dir();
-    for entry in fs::read_dir(&temp).unwrap().flatten() {
+    for entry in fs::read_dir(temp).unwrap().flatten() {
         let file_name = entry.file_name().to_string_lossy().into_owned();
         let pid = file_name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
