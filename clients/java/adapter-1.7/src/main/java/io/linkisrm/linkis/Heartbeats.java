@@ -2,9 +2,11 @@ package io.linkisrm.linkis;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import com.google.protobuf.ByteString;
 import io.linkisrm.client.ServiceException;
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.BitSet;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -105,13 +107,16 @@ final class Heartbeats implements Background.Task {
 
     private void passOn(EmResource em, Tables.Ecm ecm) throws Exception {
         List<String> tickets = new ArrayList<>();
-        for (String ticket : tables.ticketsOn(ecm.instance)) {
-            if (Service.isTicket(ticket)) {
-                tickets.add(ticket);
+        BitSet idle = new BitSet();
+        for (Tables.EngineNode engine : tables.enginesOn(ecm.instance)) {
+            if (Service.isTicket(engine.ticket)) {
+                idle.set(tickets.size(), engine.idle);
+                tickets.add(engine.ticket);
             }
         }
         HeartbeatRequest.Builder report = HeartbeatRequest.newBuilder().setEm(em.getEm()).setEpoch(em.getEpoch())
-                .setSequence(ecm.heartbeat).setHealth(health(ecm.health)).setTicketIds(Service.bytes(tickets));
+                .setSequence(ecm.heartbeat).setHealth(health(ecm.health)).setTicketIds(Service.bytes(tickets))
+                .setIdle(ByteString.copyFrom(idle.toByteArray()));
         Load load = load(ecm.load);
         if (load != null) {
             report.setLoad(load);

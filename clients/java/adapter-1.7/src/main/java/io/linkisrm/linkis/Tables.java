@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import javax.sql.DataSource;
+import org.apache.linkis.manager.common.entity.enumeration.NodeStatus;
 
 /** Reads of Linkis's tables for which Linkis has no call, and locks among managers. */
 final class Tables {
@@ -58,6 +59,18 @@ final class Tables {
             this.id = id;
             this.ticket = ticket;
             this.used = used;
+        }
+    }
+
+    /** An engine that Linkis has as a node on an ECM. */
+    static final class EngineNode {
+        final String ticket;
+        /** Whether it runs no task and no user has locked it, by its last heartbeat in Linkis. */
+        final boolean idle;
+
+        EngineNode(String ticket, boolean idle) {
+            this.ticket = ticket;
+            this.idle = idle;
         }
     }
 
@@ -121,11 +134,14 @@ final class Tables {
                 row -> new Ecm(row.getString(1), row.getLong(2), row.getString(3), row.getString(4)), application);
     }
 
-    /** The tickets of Linkis's engines on an ECM. */
-    List<String> ticketsOn(String ecmInstance) throws SQLException {
-        return rows("SELECT s.ticketId FROM linkis_cg_manager_engine_em e"
+    /** Linkis's engines on an ECM that have tickets. */
+    List<EngineNode> enginesOn(String ecmInstance) throws SQLException {
+        return rows("SELECT s.ticketId, COALESCE(m.instance_status = " + NodeStatus.Unlock.ordinal() + ", FALSE)"
+                + " FROM linkis_cg_manager_engine_em e"
                 + " JOIN linkis_cg_manager_service_instance s ON s.instance = e.engine_instance"
-                + " WHERE e.em_instance = ? AND s.ticketId IS NOT NULL", row -> row.getString(1), ecmInstance);
+                + " LEFT JOIN linkis_cg_manager_service_instance_metrics m ON m.instance = s.instance"
+                + " WHERE e.em_instance = ? AND s.ticketId IS NOT NULL",
+                row -> new EngineNode(row.getString(1), row.getBoolean(2)), ecmInstance);
     }
 
     /** The next engines with a row, after this id. */

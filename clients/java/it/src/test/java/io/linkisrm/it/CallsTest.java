@@ -20,6 +20,7 @@ import linkis.rm.v1.ResourceManagerServiceGrpc;
 import linkis.rm.v1.Ticket;
 import linkis.rm.v1.UnregisterRequest;
 import linkis.rm.v1.UsageServiceGrpc;
+import org.apache.linkis.manager.common.entity.enumeration.NodeStatus;
 import org.apache.linkis.manager.common.entity.persistence.PersistenceLock;
 import org.apache.linkis.manager.common.entity.resource.NodeResource;
 import org.apache.linkis.manager.common.entity.resource.ResourceType;
@@ -55,6 +56,7 @@ class CallsTest {
 
             report(manager);
             heartbeat(HOST);
+            idle();
             lock(manager);
             reset(manager);
             releaseWithoutRelation(manager);
@@ -135,6 +137,20 @@ class CallsTest {
         }
         assertEquals(25, host(host).getLoad().getMemoryUsed(), host(host).toString());
         assertEquals(500, host(host).getLoad().getCpuPermille(), host(host).toString());
+    }
+
+    /** An engine is idle in the service from the ECM's heartbeat in which it is unlocked in Linkis to one in which it is not. */
+    private void idle() throws Exception {
+        execute("INSERT INTO linkis_cg_manager_service_instance_metrics (instance, instance_status) VALUES ('" + ENGINE + "', 0)");
+        for (NodeStatus status : new NodeStatus[] {NodeStatus.Unlock, NodeStatus.Locked, NodeStatus.Unlock, NodeStatus.Busy}) {
+            execute("UPDATE linkis_cg_manager_service_instance_metrics SET instance_status = " + status.ordinal()
+                    + " WHERE instance = '" + ENGINE + "'");
+            for (int tries = 0; Books.tickets(client, HOST).get(0).hasIdleSince() != (status == NodeStatus.Unlock); tries++) {
+                assertTrue(tries < 300, status::toString);
+                execute("UPDATE linkis_cg_manager_service_instance_metrics SET update_time = NOW() WHERE instance = '" + HOST + "'");
+                Thread.sleep(100);
+            }
+        }
     }
 
     /** Linkis's lock is a hold in the service, until it is unlocked. */
