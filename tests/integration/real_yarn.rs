@@ -72,7 +72,7 @@ impl Drop for Yarn {
 impl Yarn {
     /// Configuration of every process.
     fn configure(lib: PathBuf, name: &str, scheduler: &str, managers: usize) -> Self {
-        // A node starts no container while its folder's disk has no room for unprivileged users. Memory has room whatever else runs.
+        // A node starts no container while its folder's disk has no room for unprivileged users. Memory has room.
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { scratch_in(memory, name) } else { scratch(name) };
         remove_at_end(&folder);

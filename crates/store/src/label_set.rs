@@ -111,8 +111,8 @@ pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: LabelS
     expect_rows(TABLE.0, ids.len(), done.rows_affected())
 }
 
-/// Deletes a retired label set, unless it has counters: another task may have deleted some of those that a step was to delete, so that
-/// the step seemed to be the last one.
+/// Deletes a retired label set, unless it has counters. A step seems to be the last one if another task has deleted some of the
+/// counters that it was to delete.
 pub async fn delete(executor: impl PgExecutor<'_>, id: i64) -> Result<(), StoreError> {
     sqlx::query(
         "-- label_set::delete
