@@ -132,8 +132,12 @@ impl Ledger {
         *em.current = after;
         *em.counted = true;
         self.deltas.advisory_violations += u64::from(is_beyond);
-        if held.amounts().any(|(dimension, amount)| amount > used.get(&dimension)) {
+        let is_less = held.amounts().any(|(dimension, amount)| amount > used.get(&dimension));
+        if is_less {
             self.free(&ticket.em, &scopes, 1);
+        }
+        // The cluster may have shown the application before its ticket named it: then the queue no longer keeps amounts for the ticket.
+        if is_less || used.application_id() != held.application_id() {
             self.free_queue(ticket.id);
         }
         Ok(())

@@ -262,8 +262,11 @@ pub(super) fn rules(model: &Model) -> Limits {
     let required = model.needs_engine_type.then(|| "engine_type".to_owned());
     let policy = Policy::default().with(required.into_iter().collect(), Placement::default());
     let policies = BTreeMap::from([(instance(0).application_name, policy)]);
+    // The model knows no turns.
+    let order = QueueOrder { fair_by: FairBy::new([]), ..QueueOrder::default() };
+    let queue_rules = QueueRules { order, ..QueueRules::default() };
     if model.limits.is_empty() {
-        return Limits::default().with_policies(policies);
+        return Limits::default().with_policies(policies).with_queue_rules(queue_rules);
     }
     let rule = |((set, values), rule): (&(usize, Values), &ModelRule)| {
         let named =
@@ -281,8 +284,7 @@ pub(super) fn rules(model: &Model) -> Limits {
         let counting = CountingRule::wanted(BTreeSet::from([keys]), &BTreeMap::new()).pop_first().unwrap();
         LabelSet { id: label_set_id(set), counting, is_counted: true }
     });
-    let order = QueueOrder { fair_by: FairBy::new([]), ..QueueOrder::default() };
     Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule))
         .with_policies(policies)
-        .with_queue_rules(QueueRules { order, ..QueueRules::default() })
+        .with_queue_rules(queue_rules)
 }
