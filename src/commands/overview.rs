@@ -31,6 +31,7 @@ const DIMENSIONS: &[Column] = &[
     Column::text("DIMENSION").key(),
     Column::number("FULL").key(),
     Column::number("USED").key(),
+    Column::number("IDLE"),
     Column::number("LOCKED").key(),
     Column::number("LEFT").key(),
     Column::number("PROTECTED"),
@@ -122,7 +123,9 @@ fn overview_text(overview: &Message, mut dimensions: TextTable, mut fullest: Tex
     let _ = writeln!(text, "Grants/s    {:.1}", throughput.grants_per_second);
     let _ = writeln!(text, "Refusals/s  {:.1}", throughput.refusals_per_second);
     let _ = writeln!(text, "Scopes      {}, {} over their limits", of_scopes.scopes, of_scopes.over_limit);
-    let rows: Vec<TableRow> = totals(overview).into_iter().map(|(dimension, totals)| row(dimension, &totals)).collect();
+    let idle = |dimension: &str| tickets.idle_amounts.get(dimension).copied().unwrap_or_default();
+    let rows: Vec<TableRow> =
+        totals(overview).into_iter().map(|(dimension, totals)| row(dimension, &totals, idle(dimension))).collect();
     if !rows.is_empty() {
         let _ = write!(text, "\n{}", dimensions.rows(&rows));
     }
@@ -133,12 +136,13 @@ fn overview_text(overview: &Message, mut dimensions: TextTable, mut fullest: Tex
     text
 }
 
-fn row(dimension: &str, totals: &DimensionTotals) -> TableRow {
+fn row(dimension: &str, totals: &DimensionTotals, idle: i64) -> TableRow {
     let shown = |amount| text::amount_by_key(dimension, amount);
     cells![
         dimension,
         fullness(totals).map_or_else(|| text::NOTHING.to_owned(), |full| format!("{full}%")),
         shown(totals.used),
+        shown(idle),
         shown(totals.locked),
         shown(totals.left),
         shown(totals.protected_amount),

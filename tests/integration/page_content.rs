@@ -158,6 +158,13 @@ async fn page_content_equals_service_state() {
     let rm = Instance::start_by(settings().with("--database-url", database.url()), &place, &http.to_string()).await;
     browser.shows("#live", "live").await;
     browser.shows("#rows", "host1:9102").await;
+
+    // Amounts of idle engines are a column, if there are some.
+    browser.go(&format!("http://{}/#/", rm.http)).await;
+    browser.shows(LOCKED_CORES, "11").await;
+    database.execute("UPDATE linkis_user_resource_meta_data SET idle_since = now() WHERE used_time IS NOT NULL").await;
+    browser.shows("#capacity", "of these idle").await;
+    browser.shows(LOCKED_CORES, "5").await;
     rm.stop().await;
 }
 

@@ -188,7 +188,7 @@ async fn rows_read(database: &Database, calls: &Costs) {
         // Statements that count up to a bound run repeatedly.
         let beside = match table {
             "linkis_user_resource_meta_data" => {
-                made(BOUNDED) * COUNTED_MAX + made(USER_SUMS[0]) * TICKETS_SUMMED_AT_ONCE
+                made(BOUNDED) * COUNTED_MAX + (made(USER_SUMS[0]) + made(USER_SUMS[4])) * TICKETS_SUMMED_AT_ONCE
             }
             "linkis_em_resource_meta_data" => (made(SUMS) + made(SURVEY)) * ems,
             // Ended tickets are summed a few thousand lines at a time, independent of earlier lines.

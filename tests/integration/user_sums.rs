@@ -3,11 +3,16 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use rm_client::{ResourceRequest, RmClient};
-use rm_model::operation::Grant;
+use rm_model::{
+    operation::Grant,
+    report::{EmReport, Health},
+    ticket::TicketState,
+};
 use rm_proto::{page::PageRequest, v1 as proto};
 use sqlx::Connection as _;
 use tokio::task::JoinSet;
 use tonic::Code;
+use uuid::Uuid;
 
 use crate::{faults::random::Random, harness::*};
 
@@ -30,15 +35,16 @@ async fn names(client: &RmClient, dimension: &str) -> Vec<String> {
     }
 }
 
-/// Sums of a user: used and locked tickets, then used and locked amounts by dimension.
-type Sums = (i64, i64, BTreeMap<String, (i64, i64)>);
+/// Sums of a user by dimension, empty for the number of tickets: used, locked, and idle of the used.
+type Sums = BTreeMap<String, [i64; 3]>;
 
 /// Returns the listed sums of all users.
 async fn listed(client: &RmClient) -> BTreeMap<String, Sums> {
     let users = page(client, "", 1000, "").await.users;
     let sums = |user: proto::UserUse| {
-        let amounts = user.dimensions.into_iter().map(|(key, sum)| (key, (sum.used, sum.locked)));
-        (user.user, (user.used_tickets, user.locked_tickets, amounts.collect()))
+        let tickets = (String::new(), [user.used_tickets, user.locked_tickets, user.idle_tickets]);
+        let amounts = user.dimensions.into_iter().map(|(key, sum)| (key, [sum.used, sum.locked, sum.idle]));
+        (user.user, std::iter::once(tickets).chain(amounts).collect())
     };
     users.into_iter().map(sums).collect()
 }
@@ -47,11 +53,18 @@ async fn listed(client: &RmClient) -> BTreeMap<String, Sums> {
 async fn summed(client: &RmClient) -> BTreeMap<String, Sums> {
     let mut users = BTreeMap::<String, Sums>::new();
     for ticket in client.tickets(None).await.unwrap() {
-        let (used, locked, amounts) = users.entry(ticket.user.to_string()).or_default();
-        *(if ticket.is_locked() { locked } else { used }) += 1;
-        for (dimension, amount) in ticket.resource().amounts().filter(|(_, amount)| *amount != 0) {
-            let (used, locked) = amounts.entry(dimension.key()).or_default();
-            *(if ticket.is_locked() { locked } else { used }) += amount;
+        let sums = users.entry(ticket.user.to_string()).or_default();
+        let amounts = ticket.resource().amounts().filter(|(_, amount)| *amount != 0);
+        let amounts = amounts.map(|(dimension, amount)| (dimension.key(), amount));
+        for (key, amount) in std::iter::once((String::new(), 1)).chain(amounts) {
+            let [used, locked, idle] = sums.entry(key).or_default();
+            match &ticket.state {
+                TicketState::Locked { .. } => *locked += amount,
+                TicketState::Used { idle_since, .. } => {
+                    *used += amount;
+                    *idle += if idle_since.is_some() { amount } else { 0 };
+                }
+            }
         }
     }
     users
@@ -92,7 +105,7 @@ async fn user_list_is_ordered_by_use_of_dimension() {
         assert_eq!(names(&rm.client, dimension).await, expected, "{dimension}");
     }
     let alice = &listed(&rm.client).await["alice"];
-    assert_eq!((alice.0, alice.1, alice.2["cores"], alice.2["memory"]), (1, 1, (2, 9), (0, GB)));
+    assert_eq!(["", "cores", "memory"].map(|key| alice[key]), [[1, 1, 0], [2, 9, 0], [0, GB, 0]]);
     let token = page(&rm.client, "cores", 1, "").await.next_page_token;
     let call = |dimension: &str, token: &str| {
         let call =
@@ -230,5 +243,50 @@ async fn user_is_written_once_per_round_of_changes() {
     blocker.commit().await.unwrap();
     assert_sums_equal_tickets(&rm.client).await;
     assert!(steps() - before <= 50.0, "{}", steps() - before);
+    rm.stop().await;
+}
+
+/// The tickets of idle engines need two pages; then a third of the engines runs again, on both pages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_engines_are_counted_on_all_pages() {
+    let (_database, rm) = start().await;
+    let size = load(10_000, 10_000, 10_000);
+    let epoch = rm.client.register(registration(em("host1"), size)).await.unwrap().epoch;
+    let mut callers = JoinSet::new();
+    for user in 0..20 {
+        let client = rm.client.clone();
+        callers.spawn(async move {
+            let (user, mut tickets) = (format!("user{user}"), vec![]);
+            for _ in 0..55 {
+                let granted = grant(&client, &user, 1, 2).await;
+                client.resource_inited(&inited(&granted, &user, None)).await.unwrap();
+                tickets.push(granted.ticket_id);
+            }
+            tickets
+        });
+    }
+    let mut tickets: Vec<Uuid> = callers.join_all().await.concat();
+    tickets.sort();
+    let some = tickets.iter().enumerate().filter(|(number, _)| number % 3 > 0).map(|(_, ticket)| *ticket).collect();
+    for (sequence, idle) in [(1, tickets.clone()), (2, some)] {
+        let count = i64::try_from(idle.len()).unwrap();
+        let report = EmReport {
+            em: em("host1"),
+            epoch,
+            sequence,
+            health: Health::Healthy,
+            load: None,
+            tickets: tickets.clone(),
+            observed: None,
+            idle,
+        };
+        rm.client.heartbeat(&report).await.unwrap();
+        assert_sums_equal_tickets(&rm.client).await;
+        eventually("the overview has their sum", LONG, async || {
+            let totals = rm.client.overview().await.unwrap().tickets.unwrap();
+            totals.idle == count && totals.idle_amounts.get("cores") == Some(&(2 * count))
+        })
+        .await;
+    }
     rm.stop().await;
 }

@@ -14,6 +14,7 @@ use super::{
     report::Health,
     resource::{Dimension, Resource, ResourceType},
     ticket::Ticket,
+    user_sum::IdleTotals,
 };
 
 text_enum! {
@@ -177,6 +178,8 @@ pub struct TicketTotals {
     pub is_locked_partial: bool,
     /// The oldest locked ticket.
     pub oldest_locked: Option<Ticket>,
+    /// Used tickets with idle engines, as last summed.
+    pub idle: IdleTotals,
 }
 
 /// Totals of the wait queues.

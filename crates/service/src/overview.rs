@@ -167,6 +167,7 @@ impl OverviewService {
             locked: totals.locked_tickets.min(COUNTED_MAX),
             is_locked_partial: totals.locked_tickets > COUNTED_MAX,
             oldest_locked: oldest.tickets.into_iter().next(),
+            idle: totals.idle,
         };
         Ok(Overview {
             at: totals.at,

@@ -13,12 +13,14 @@ use rm_model::{
     overview::{DimensionTotals, EmAmounts, EmSignals, EmState, EmTotals, LineTotals, Throughput, summed_dimensions},
     report::Health,
     resource::Dimension,
+    user_sum::IdleTotals,
 };
 
 use super::{
     StoreError,
     rows::{TableName, TableRow},
     session::{Session, within_timeout},
+    user_sum::idle_totals,
 };
 
 const TABLE: TableName = TableName("linkis_em_resource_meta_data");
@@ -225,20 +227,23 @@ pub struct SmallTotals {
     pub line: LineTotals,
     /// Grants and refusals per second of all live instances.
     pub throughput: Throughput,
+    /// Used tickets with idle engines, as last summed.
+    pub idle: IdleTotals,
 }
 
 /// Returns the totals of small tables.
 pub async fn totals(executor: impl PgExecutor<'_>) -> Result<SmallTotals, StoreError> {
     let row = sqlx::query(
         "-- overview::totals
-        SELECT clock_timestamp() AS at, locked_tickets, waiting, longest_seconds, grants, refusals FROM
+        SELECT clock_timestamp() AS at, locked_tickets, waiting, longest_seconds, grants, refusals, idle FROM
             (SELECT count(*) AS locked_tickets FROM (
                 SELECT FROM linkis_user_resource_meta_data WHERE expires_at IS NOT NULL LIMIT $1 + 1) l) l,
             (SELECT count(*) AS waiting, extract(epoch FROM clock_timestamp() - min(waiting_since))::float8 AS longest_seconds
                 FROM linkis_rm_instance i JOIN linkis_resource_waiting w ON w.instance_id = i.instance_id
                 WHERE i.alive_until > clock_timestamp()) w,
             (SELECT coalesce(sum(grants_per_second), 0) AS grants, coalesce(sum(refusals_per_second), 0) AS refusals FROM (
-                SELECT * FROM linkis_rm_server WHERE alive_until > clock_timestamp() ORDER BY instance_id) s) t",
+                SELECT * FROM linkis_rm_server WHERE alive_until > clock_timestamp() ORDER BY instance_id) s) t,
+            (SELECT idle::text FROM linkis_user_sum_progress WHERE only_row) i",
     )
     .bind(COUNTED_MAX)
     .fetch_one(executor)
@@ -249,6 +254,7 @@ pub async fn totals(executor: impl PgExecutor<'_>) -> Result<SmallTotals, StoreE
         locked_tickets: row.get("locked_tickets")?,
         line: LineTotals { waiting: row.get("waiting")?, longest_seconds: row.get("longest_seconds")? },
         throughput: Throughput { grants: row.get("grants")?, refusals: row.get("refusals")? },
+        idle: idle_totals(row)?,
     })
 }
 

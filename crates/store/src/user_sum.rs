@@ -6,7 +6,7 @@
 //!
 //! Submodule: `source`: the live tickets and their changes, which the task sums.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -15,7 +15,7 @@ use uuid::Uuid;
 use rm_model::{
     name::Name,
     resource::Dimension,
-    user_sum::{UseSum, UserSum},
+    user_sum::{IdleTotals, UseSum, UserSum},
 };
 
 use super::{
@@ -25,7 +25,7 @@ use super::{
 
 mod source;
 
-pub use source::{changes, tickets};
+pub use source::{changes, idle, tickets};
 
 const TABLE: TableName = TableName("linkis_user_sum");
 
@@ -46,8 +46,17 @@ pub async fn begin(executor: impl PgExecutor<'_>, writer: Uuid, number: i64) -> 
     Ok(())
 }
 
+/// Sums that are complete up to a time.
+#[derive(Debug, Clone)]
+pub struct CompleteSums {
+    /// The sums include all changes before this time.
+    pub until: OffsetDateTime,
+    /// Sums of all users' tickets with idle engines.
+    pub idle: IdleTotals,
+}
+
 /// Progress of a writer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct SumProgress {
     /// Writer of the sums.
     pub writer: Uuid,
@@ -55,8 +64,8 @@ pub struct SumProgress {
     pub from: i64,
     /// Number of the last included history line, after the transaction.
     pub to: i64,
-    /// The sums include all changes before this time; `None` if changes are left.
-    pub complete_until: Option<OffsetDateTime>,
+    /// The sums after the transaction; `None` if changes are left.
+    pub complete: Option<CompleteSums>,
 }
 
 /// Advances the progress. Returns false if another writer has begun, if the database was restored to an earlier state, or
@@ -64,17 +73,34 @@ pub struct SumProgress {
 pub async fn advance(executor: impl PgExecutor<'_>, progress: &SumProgress) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- user_sum::advance
-        UPDATE linkis_user_sum_progress SET last_number = $3, complete_until = coalesce($4, complete_until)
+        UPDATE linkis_user_sum_progress SET last_number = $3, complete_until = coalesce($4, complete_until),
+            idle = coalesce($5::text::jsonb, idle)
         WHERE only_row AND writer = $1 AND last_number = $2
             AND NOT EXISTS (SELECT FROM linkis_resource_action_horizon WHERE only_row AND forgotten > $2)",
     )
     .bind(progress.writer)
     .bind(progress.from)
     .bind(progress.to)
-    .bind(progress.complete_until)
+    .bind(progress.complete.as_ref().map(|complete| complete.until))
+    .bind(progress.complete.as_ref().map(|complete| idle_json(&complete.idle)))
     .execute(executor)
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// Returns totals as a JSON object by dimension, with the number of tickets as [`TICKETS`].
+fn idle_json(idle: &IdleTotals) -> String {
+    let amounts = idle.amounts.iter().map(|(dimension, amount)| (dimension.key(), (*amount).into()));
+    let tickets = (TICKETS.to_owned(), idle.tickets.into());
+    serde_json::Value::Object(std::iter::once(tickets).chain(amounts).collect()).to_string()
+}
+
+/// Returns the totals of idle engines in the column `idle` of the progress.
+pub(super) fn idle_totals(row: TableRow<'_>) -> Result<IdleTotals, StoreError> {
+    let mut numbers: BTreeMap<String, i64> = row.json("idle")?;
+    let tickets = numbers.remove(TICKETS).unwrap_or_default();
+    let amounts = numbers.into_iter().map(|(key, amount)| Ok((dimension("linkis_user_sum_progress", &key)?, amount)));
+    Ok(IdleTotals { tickets, amounts: amounts.collect::<Result<_, StoreError>>()? })
 }
 
 /// Returns the time before which the sums include all changes; `None` before the first sums.
@@ -124,24 +150,26 @@ pub async fn write(connection: &mut PgConnection, sums: &[(Name, Option<UserSum>
     sqlx::query(
         r#"-- user_sum::write
         WITH now AS MATERIALIZED (
-            SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
-                AS n ("user", dimension, used, locked, rank)
+            SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+                AS n ("user", dimension, used, locked, idle, rank)
         ), gone AS (
             -- OFFSET 0 looks each user up in the index: other plans read all sums.
             DELETE FROM linkis_user_sum WHERE ctid = ANY (ARRAY(
-                SELECT s.ctid FROM unnest($6::text[]) AS k (name) CROSS JOIN LATERAL (
+                SELECT s.ctid FROM unnest($7::text[]) AS k (name) CROSS JOIN LATERAL (
                     SELECT ctid, dimension FROM linkis_user_sum WHERE "user" = k.name OFFSET 0) s
                 WHERE NOT EXISTS (SELECT FROM now n WHERE n."user" = k.name AND n.dimension = s.dimension)))
         )
-        INSERT INTO linkis_user_sum AS s ("user", dimension, used, locked, rank)
-        SELECT "user", dimension, used, locked, rank FROM now
-        ON CONFLICT ("user", dimension) DO UPDATE SET used = excluded.used, locked = excluded.locked, rank = excluded.rank
-            WHERE (s.used, s.locked) IS DISTINCT FROM (excluded.used, excluded.locked)"#,
+        INSERT INTO linkis_user_sum AS s ("user", dimension, used, locked, idle, rank)
+        SELECT "user", dimension, used, locked, idle, rank FROM now
+        ON CONFLICT ("user", dimension) DO UPDATE
+            SET used = excluded.used, locked = excluded.locked, idle = excluded.idle, rank = excluded.rank
+            WHERE (s.used, s.locked, s.idle) IS DISTINCT FROM (excluded.used, excluded.locked, excluded.idle)"#,
     )
     .bind(column(&rows, |row| row.user))
     .bind(column(&rows, |row| row.dimension.as_str()))
     .bind(column(&rows, |row| row.sum.used))
     .bind(column(&rows, |row| row.sum.locked))
+    .bind(column(&rows, |row| row.sum.idle))
     .bind(column(&rows, |row| -row.sum.total()))
     .bind(column(sums, |(user, _)| user.as_str()))
     .execute(connection)
@@ -150,11 +178,12 @@ pub async fn write(connection: &mut PgConnection, sums: &[(Name, Option<UserSum>
 }
 
 fn user_sum(row: TableRow<'_>) -> Result<(Name, UserSum), StoreError> {
-    let (names, used, locked): (Vec<String>, Vec<i64>, Vec<i64>) =
-        (row.get("dimensions")?, row.get("used")?, row.get("locked")?);
+    let (names, used): (Vec<String>, Vec<i64>) = (row.get("dimensions")?, row.get("used")?);
+    let (locked, idle): (Vec<i64>, Vec<i64>) = (row.get("locked")?, row.get("idle")?);
     let mut sum = UserSum::default();
-    for (name, (used, locked)) in names.iter().zip(used.into_iter().zip(locked)) {
-        let quantity = UseSum { used, locked };
+    for (name, ((used, locked), idle)) in names.iter().zip(used.into_iter().zip(locked).zip(idle)) {
+        // An instance of an earlier release writes `used` alone.
+        let quantity = UseSum { used, locked, idle: idle.min(used) };
         match name.as_str() {
             TICKETS => sum.tickets = quantity,
             name => drop(sum.dimensions.insert(dimension(TABLE.0, name)?, quantity)),
@@ -171,7 +200,8 @@ pub async fn stored(
 ) -> Result<Vec<(Name, UserSum)>, StoreError> {
     let rows = sqlx::query(
         r#"-- user_sum::stored
-        SELECT "user", array_agg(dimension) AS dimensions, array_agg(used) AS used, array_agg(locked) AS locked
+        SELECT "user", array_agg(dimension) AS dimensions, array_agg(used) AS used, array_agg(locked) AS locked,
+            array_agg(idle) AS idle
         FROM linkis_user_sum WHERE "user" > $1 GROUP BY "user" ORDER BY "user" LIMIT $2"#,
     )
     .bind(after)
@@ -198,13 +228,14 @@ macro_rules! page {
             "-- user_sum::list, ",
             $name,
             r#"
-            SELECT p."user", s.dimensions, s.used, s.locked FROM (
+            SELECT p."user", s.dimensions, s.used, s.locked, s.idle FROM (
                 SELECT u."user", u.rank FROM "#,
             $from,
             r#" AND u.dimension = $1 AND (u.rank, u."user") > ($2, $3)
                 ORDER BY u.rank, u."user" LIMIT $4) p
             CROSS JOIN LATERAL (
-                SELECT array_agg(dimension) AS dimensions, array_agg(used) AS used, array_agg(locked) AS locked
+                SELECT array_agg(dimension) AS dimensions, array_agg(used) AS used, array_agg(locked) AS locked,
+                    array_agg(idle) AS idle
                 FROM linkis_user_sum s WHERE s."user" = p."user") s
             ORDER BY p.rank, p."user""#
         )

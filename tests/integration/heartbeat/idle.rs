@@ -151,3 +151,39 @@ async fn idle_mark_beyond_tickets_is_rejected() {
     rm.client.make(&rm_client::calls::HEARTBEAT, &report(&[1, 0, 0])).await.unwrap();
     assert!(idle_since(&ticket(&rm.client, &grant).await).is_some());
 }
+
+/// Returns the tickets of idle engines and their cores: of each user, and of all by the overview.
+async fn summed(client: &RmClient) -> String {
+    let cores = "cores";
+    let totals = client.overview().await.unwrap().tickets.unwrap();
+    let all = format!("all {}/{}", totals.idle, totals.idle_amounts.get(cores).copied().unwrap_or_default());
+    let users = client.users(&proto::ListUsersRequest::default()).await.unwrap().users;
+    let user = |user: &proto::UserUse| format!("{} {}/{}", user.user, user.idle_tickets, user.dimensions[cores].idle);
+    users.iter().map(user).chain([all]).collect::<Vec<_>>().join(", ")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_amounts_are_summed_by_user() {
+    let (_database, rm) = start().await;
+    let ecm = Ecm::register(&rm.client, "host1", 100).await;
+    let used = async |user: &str, cores| {
+        let grant = rm.client.request_resource(&request(&ecm.em, user, load(1, cores, 1))).await.granted();
+        rm.client.resource_inited(&inited(&grant, user, None)).await.unwrap();
+        grant
+    };
+    let (a, b, c) = (used("alice", 2).await, used("alice", 3).await, used("bob", 5).await);
+    let locked = ecm.locked().await;
+    let tickets = [&a, &b, &c, &locked];
+    let shows = async |sums: &str| eventually(sums, LONG, async || summed(&rm.client).await == sums).await;
+    shows("alice 0/0, bob 0/0, hadoop 0/0, all 0/0").await;
+    ecm.rest(&tickets, &[&b, &c, &locked]).await;
+    shows("alice 1/3, bob 1/5, hadoop 0/0, all 2/8").await;
+    ecm.rest(&tickets, &[&a, &c]).await;
+    shows("alice 1/2, bob 1/5, hadoop 0/0, all 2/7").await;
+    rm.client.resource_reported(&c.reported(name("bob"), load(1, 4, 1))).await.unwrap();
+    shows("alice 1/2, bob 1/4, hadoop 0/0, all 2/6").await;
+    rm.client.resource_released(&release(&c, "bob")).await.unwrap();
+    shows("alice 1/2, hadoop 0/0, all 1/2").await;
+    eventually("the metric", LONG, async || rm.metric("linkis_rm_cluster_idle_tickets") == 1.0).await;
+    rm.stop().await;
+}

@@ -27,13 +27,13 @@ pub(super) const SUMS: &str = "overview::ems";
 /// The statement that finds changed EMs, at most once a second for all requests without an EM.
 pub(super) const SURVEY: &str = "em_report::survey";
 
-/// Pages of the live tickets, of their changes and of their stored sums, for the sums by user.
-pub(super) const USER_SUMS: [&str; 4] =
-    ["user_sum::tickets", "user_sum::changes", "user_sum::stored", "user_sum::write"];
+/// Pages of the live tickets, of their changes, of those with idle engines and of their stored sums, for the sums by user.
+pub(super) const USER_SUMS: [&str; 5] =
+    ["user_sum::tickets", "user_sum::changes", "user_sum::stored", "user_sum::write", "user_sum::idle"];
 
 /// Background statements, and counts of calls up to a bound: they scan all EMs, a page of all scopes or tickets, all tickets of some EMs, or the changes since, and
 /// read as many pages.
-const BESIDE: [&str; 12] = [
+const BESIDE: [&str; 13] = [
     SUMS,
     BOUNDED,
     SURVEY,
@@ -46,6 +46,7 @@ const BESIDE: [&str; 12] = [
     USER_SUMS[1],
     USER_SUMS[2],
     USER_SUMS[3],
+    USER_SUMS[4],
 ];
 
 /// PostgreSQL with counts of each statement, if the extension is installed; otherwise the PostgreSQL of the other tests.

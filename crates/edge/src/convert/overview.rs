@@ -68,11 +68,14 @@ fn em_totals(application_name: &str, state: EmState, totals: &EmTotals) -> proto
 }
 
 fn ticket_totals(totals: &TicketTotals) -> proto::TicketTotals {
+    let idle = totals.idle.amounts.iter();
     proto::TicketTotals {
         used: totals.used,
         locked: totals.locked,
         locked_partial: totals.is_locked_partial,
         oldest_locked: totals.oldest_locked.as_ref().map(ticket),
+        idle: totals.idle.tickets,
+        idle_amounts: idle.map(|(dimension, amount)| (dimension.key(), *amount)).collect(),
     }
 }
 

@@ -228,11 +228,12 @@ fn parse_user_key(key: &str) -> Option<UserSumAt> {
 }
 
 fn user_use((user, sum): &(Name, UserSum)) -> proto::UserUse {
-    let amounts = |sum: &UseSum| proto::UseAmounts { used: sum.used, locked: sum.locked };
+    let amounts = |sum: &UseSum| proto::UseAmounts { used: sum.used, locked: sum.locked, idle: sum.idle };
     proto::UserUse {
         user: user.to_string(),
         used_tickets: sum.tickets.used,
         locked_tickets: sum.tickets.locked,
+        idle_tickets: sum.tickets.idle,
         dimensions: sum.dimensions.iter().map(|(dimension, sum)| (dimension.key(), amounts(sum))).collect(),
     }
 }

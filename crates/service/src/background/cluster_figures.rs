@@ -67,6 +67,7 @@ impl ExportClusterFigures {
         let users_summed = within_timeout(user_sum::complete_until(session.get().await?)).await?;
         let figures = ClusterFigures {
             locked_tickets: number(totals.locked_tickets.min(COUNTED_MAX)),
+            idle_tickets: number(totals.idle.tickets),
             waiting_requests: number(totals.line.waiting),
             waiting_oldest_seconds: totals.line.longest_seconds.unwrap_or_default(),
             holds: number(self.holds(session).await?),

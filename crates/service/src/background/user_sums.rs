@@ -1,8 +1,8 @@
 //! Sums by user: keeps the sums of the live tickets of each user, for the list of the users with the most use.
 //!
 //! A run reads all live tickets once, compares the stored sums with them, and then applies the changes of the history in
-//! rounds. A round reads all changes since the last one, and then writes each changed user once. The progress advances with
-//! the last write of a round. A change states the amounts after it, so changes that the first read has seen already are
+//! rounds. A round reads all changes since the last one and some pages of the tickets with idle engines, and then writes each
+//! changed user once. The progress advances with the last write of a round. A change states the amounts after it, so changes that the first read has seen already are
 //! harmless. A run ends if another instance begins one, if the database was restored to an earlier state, or if lines were
 //! deleted that it has not read.
 //!
@@ -24,7 +24,7 @@ use rm_model::{
 use rm_store::{
     StoreError, Work,
     session::{Session, clock, within_timeout},
-    user_sum::{self, SumProgress},
+    user_sum::{self, CompleteSums, SumProgress},
 };
 use rm_telemetry::metrics::Metrics;
 
@@ -37,6 +37,10 @@ const COMPARED: i64 = 250;
 const LINES: i64 = 250;
 const WRITTEN: usize = 32;
 
+/// Maximum number of tickets with idle engines per step, which reads an index alone, and of such steps per round.
+const IDLE: i64 = 1000;
+const IDLE_PAGES: usize = 10;
+
 /// Phase of a run.
 #[derive(Debug, Clone)]
 enum Phase {
@@ -48,6 +52,8 @@ enum Phase {
     Round,
     /// Reads the changes of a round.
     Changes(SumRound),
+    /// Reads tickets with idle engines.
+    Idle(SumRound),
     /// Writes the sums of the changed users.
     Writes(SumRound),
 }
@@ -59,6 +65,8 @@ struct SumRound {
     to: i64,
     /// Time before which all changes are in the round.
     until: OffsetDateTime,
+    /// Number of pages of tickets with idle engines that were read.
+    idle_pages: usize,
 }
 
 /// One run: all live tickets, as of a history line.
@@ -70,6 +78,8 @@ struct SumRun {
     /// Number of the last history line that `tickets` includes.
     read: i64,
     tickets: UserTickets,
+    /// Last ticket of the last page of those with idle engines; nil after their last page.
+    idle_after: Uuid,
     /// Users whose stored sums may differ.
     changed: BTreeSet<Name>,
     phase: Phase,
@@ -99,7 +109,8 @@ impl SumByUser {
         let writer = Uuid::new_v4();
         within_timeout(user_sum::begin(connection, writer, number)).await?;
         let (tickets, changed, phase) = (UserTickets::default(), BTreeSet::new(), Phase::Tickets(Uuid::nil()));
-        Ok(Some(SumRun { writer, written: number, read: number, tickets, changed, phase }))
+        let idle_after = Uuid::nil();
+        Ok(Some(SumRun { writer, written: number, read: number, tickets, idle_after, changed, phase }))
     }
 
     /// Does the next step of a run. Returns `None` if the run has ended.
@@ -109,6 +120,7 @@ impl SumByUser {
             Phase::Stored(after) => run.compare(session.get().await?, &after).await?,
             Phase::Round => return self.begin_round(run, session.get().await?).await.map(Some),
             Phase::Changes(round) => run.read_changes(session.get().await?, round).await?,
+            Phase::Idle(round) => run.read_idle(session.get().await?, round).await?,
             Phase::Writes(round) => return run.write_next(session, round).await,
         }
         Ok(Some(Step::More))
@@ -120,7 +132,7 @@ impl SumByUser {
         let Some(to) = within_timeout(self.history.settled_number(connection)).await? else {
             return Ok(Step::Done);
         };
-        run.phase = Phase::Changes(SumRound { to, until });
+        run.phase = Phase::Changes(SumRound { to, until, idle_pages: 0 });
         Ok(Step::More)
     }
 }
@@ -170,8 +182,22 @@ impl SumRun {
         }
         self.read = last.unwrap_or(round.to);
         if last.is_none() {
-            self.phase = Phase::Writes(round);
+            self.phase = Phase::Idle(round);
         }
+        Ok(())
+    }
+
+    /// Applies a page of the tickets with idle engines. The next page, or the next round, continues after the page.
+    async fn read_idle(&mut self, connection: &mut PgConnection, round: SumRound) -> Result<(), StoreError> {
+        let page = within_timeout(user_sum::idle(connection, self.idle_after, IDLE)).await?;
+        let last = page.last().copied().filter(|_| is_full(page.len(), IDLE));
+        self.changed.extend(self.tickets.set_idle(self.idle_after, last, &page));
+        self.idle_after = last.unwrap_or_default();
+        let idle_pages = round.idle_pages + 1;
+        self.phase = match last {
+            Some(_) if idle_pages < IDLE_PAGES => Phase::Idle(SumRound { idle_pages, ..round }),
+            _ => Phase::Writes(round),
+        };
         Ok(())
     }
 
@@ -180,8 +206,9 @@ impl SumRun {
         let sums: Vec<_> =
             self.changed.iter().take(WRITTEN).map(|user| (user.clone(), self.tickets.sum(user))).collect();
         let is_last = sums.len() == self.changed.len();
-        let (to, complete_until) = if is_last { (round.to, Some(round.until)) } else { (self.written, None) };
-        let progress = SumProgress { writer: self.writer, from: self.written, to, complete_until };
+        let to = if is_last { round.to } else { self.written };
+        let complete = is_last.then(|| CompleteSums { until: round.until, idle: self.tickets.idle() });
+        let progress = SumProgress { writer: self.writer, from: self.written, to, complete };
         let transaction = within_timeout(session.begin()).await?;
         if !within_timeout(user_sum::advance(&mut *transaction, &progress)).await? {
             return Ok(None);

@@ -36,7 +36,7 @@ pub async fn tickets(executor: impl PgExecutor<'_>, after: Uuid, limit: i64) -> 
     let rows = sqlx::query(
         r#"-- user_sum::tickets
         SELECT ticket_id, "user", resource_type, coalesce(user_locked_resource, user_used_resource)::text AS resource,
-            user_locked_resource IS NOT NULL AS is_locked
+            user_locked_resource IS NOT NULL AS is_locked, idle_since IS NOT NULL AS is_idle
         FROM linkis_user_resource_meta_data WHERE ticket_id > $1 ORDER BY ticket_id LIMIT $2"#,
     )
     .bind(after)
@@ -46,9 +46,24 @@ pub async fn tickets(executor: impl PgExecutor<'_>, after: Uuid, limit: i64) -> 
     let ticket = |row: TableRow<'_>| {
         let ticket_id: Uuid = row.get("ticket_id")?;
         let ticket_use = ticket_use(row, format_args!("ticket {ticket_id}"))?;
-        Ok(TicketChange { ticket_id, user: row.name("user")?, ticket_use: Some(ticket_use) })
+        let is_idle = Some(row.get("is_idle")?);
+        Ok(TicketChange { ticket_id, user: row.name("user")?, ticket_use: Some(ticket_use), is_idle })
     };
     TICKETS.parse(&rows, ticket)
+}
+
+/// Returns up to `limit` tickets with idle engines after `after`, by their ids.
+pub async fn idle(executor: impl PgExecutor<'_>, after: Uuid, limit: i64) -> Result<Vec<Uuid>, StoreError> {
+    let tickets = sqlx::query_scalar(
+        "-- user_sum::idle
+        SELECT ticket_id FROM linkis_user_resource_meta_data WHERE idle_since IS NOT NULL AND ticket_id > $1
+        ORDER BY ticket_id LIMIT $2",
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    Ok(tickets)
 }
 
 /// Returns up to `limit` changes of tickets in the history lines after `after`, up to `until`, each with its number.
@@ -77,7 +92,8 @@ pub async fn changes(
             true => None,
             false => Some(ticket_use(row, format_args!("line {number}"))?),
         };
-        Ok((number, TicketChange { ticket_id: row.get("ticket_id")?, user: row.name("user")?, ticket_use }))
+        let (ticket_id, user) = (row.get("ticket_id")?, row.name("user")?);
+        Ok((number, TicketChange { ticket_id, user, ticket_use, is_idle: None }))
     };
     HISTORY.parse(&rows, change)
 }

@@ -58,6 +58,8 @@ pub struct ClusterFigures {
     pub used_tickets: f64,
     /// Number of granted tickets that are not yet confirmed.
     pub locked_tickets: f64,
+    /// Number of confirmed tickets with idle engines.
+    pub idle_tickets: f64,
     /// Number of waiting requests.
     pub waiting_requests: f64,
     /// Waiting time of the oldest waiting request, in seconds.
@@ -164,6 +166,11 @@ impl GaugeWriter<'_, '_> {
         let tickets = [("used", figures.used_tickets), ("locked", figures.locked_tickets)];
         let tickets = tickets.map(|(state, count)| ([("state", state.to_owned())], count));
         self.family("cluster_tickets", "Live tickets", tickets)?;
+        self.gauge(
+            "cluster_idle_tickets",
+            "Used tickets of idle engines, by the reports of their EMs: linkis-rm user list shows whose they are",
+            figures.idle_tickets,
+        )?;
         self.gauge("cluster_waiting_requests", "Waiting requests of all instances", figures.waiting_requests)?;
         self.gauge(
             "cluster_waiting_oldest_seconds",

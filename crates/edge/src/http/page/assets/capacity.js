@@ -20,6 +20,7 @@ export const heldShare = ({ total, protected: kept, used, locked }) => (total > 
 // `dimensions` are pairs of a name and its sums; `more` are further columns.
 export function capacityTable(dimensions, ...more) {
   const rows = [...dimensions].sort(([one], [other]) => usualFirst(one, other));
+  const hasIdle = rows.some(([, { idle }]) => idle > 0);
   const hasOut = rows.some(([, { out }]) => out > 0);
   const share = (sum, value) => value / Math.max(1, sum.total);
   const columns = [
@@ -30,6 +31,7 @@ export function capacityTable(dimensions, ...more) {
       return bar([kind, share(sum, sum.used)], ["locked", share(sum, sum.locked)], ["out", share(sum, sum.out)], ["protected", share(sum, sum.protected)]);
     } },
     part("used", "used", "wide"),
+    ...(hasIdle ? [{ name: "of these idle", class: "n wide", of: ([dimension, sum]) => amount(dimension, sum.idle) }] : []),
     part("locked", "locked", "wide"),
     ...(hasOut ? [part("out", "taking no grants", "wide")] : []),
     part("protected", "protected", "wide"),

@@ -109,7 +109,9 @@ export function totals(ems) {
 
 function capacity() {
   const trend = { name: "held, last 15 min", class: "wide n", of: ([dimension, sum]) => (heldShare(sum) === undefined ? "" : spark(`${plain(dimension)} held`, cluster.points, (point) => point.held[dimension], 1)) };
-  show(body("capacity"), capacityTable(totals(cluster.overview.ems), trend));
+  const idle = cluster.overview.tickets?.idle_amounts ?? {};
+  const sums = [...totals(cluster.overview.ems)].map(([dimension, sum]) => [dimension, { ...sum, idle: Number(idle[dimension] ?? 0) }]);
+  show(body("capacity"), capacityTable(sums, trend));
 }
 
 // Sums of the stream. A viewer that is bound to users gets none of them.
