@@ -39,6 +39,7 @@ mod overview;
 mod policies;
 mod priorities;
 mod providers;
+mod reclaim;
 mod refusals;
 mod register;
 mod request;
@@ -105,6 +106,9 @@ pub enum Command {
     /// Priorities of waiting requests
     #[command(subcommand)]
     Priority(Box<priorities::PriorityCommand>),
+    /// Idle engines that are taken back for waiting requests
+    #[command(subcommand)]
+    Reclaim(Box<reclaim::ReclaimCommand>),
     /// Limits that apply to each kind of EM
     #[command(subcommand)]
     Policy(Box<policies::PolicyCommand>),
@@ -181,6 +185,7 @@ impl Command {
             Self::Limit(command) => command.run().await,
             Self::Order(command) => command.run().await,
             Self::Priority(command) => command.run().await,
+            Self::Reclaim(command) => command.run().await,
             Self::Policy(command) => command.run().await,
             Self::Hold(command) => command.run().await,
             Self::Provider(command) => command.run().await,

@@ -52,6 +52,15 @@ impl Confirmation {
 }
 
 impl Consent {
+    /// As [`Consent::confirm`], of a change to `new` from `before`, if there is one. Both end with a line break.
+    pub fn confirm_change(&self, before: Option<&str>, new: &str) -> Result<String, CommandFailure> {
+        let question = match before {
+            Some(before) => format!("now\n{before}new\n{new}Change it?"),
+            None => format!("new\n{new}Set it?"),
+        };
+        self.confirm(&question)
+    }
+
     /// Reads the confirmation and the reason from the terminal unless they are arguments; returns the reason.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! argument.
 //! Submodules: `one`: commands for one limit; `counting`: progress of counting by new limits.
 
-use std::{fmt::Write as _, path::PathBuf};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
@@ -210,15 +210,15 @@ fn maximum(limit: &Limit) -> String {
 }
 
 pub(super) fn name(limit: &Limit) -> String {
-    let name =
-        convert::limit::pattern("limit", limit).map_or_else(|_| limit.name.clone(), |pattern| pattern.to_string());
-    let is_plain = limit
-        .labels
-        .iter()
-        .flat_map(|(key, value)| [key, value])
-        .chain(&limit.each)
-        .all(|word| text::name(word) == *word);
-    if is_plain { name } else { text::name(&name) }
+    labels_name(&limit.labels, &limit.each, &limit.name)
+}
+
+/// Returns the name of a rule with these labels; `stored` if they are not valid.
+pub(super) fn labels_name(labels: &BTreeMap<String, String>, each: &[String], stored: &str) -> String {
+    let name = convert::limit::label_pattern("labels", labels, each)
+        .map_or_else(|_| stored.to_owned(), |pattern| pattern.to_string());
+    let mut words = labels.iter().flat_map(|(key, value)| [key, value]).chain(each);
+    if words.all(|word| text::name(word) == *word) { name } else { text::name(&name) }
 }
 
 /// Describes the changes and the scopes above their limits; `would` precedes the participles.

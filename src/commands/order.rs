@@ -103,7 +103,7 @@ impl SetOrderCommand {
         let position_kept = self.position_kept.and_then(|kept| prost_types::Duration::try_from(kept).ok());
         let order = Order { fair_by, position_kept: position_kept.or(before.position_kept) };
         let (now, new) = (details(COLUMNS, &row(&before)), details(COLUMNS, &row(&order)));
-        let reason = self.consent.confirm(&format!("now\n{now}new\n{new}Change it?"))?;
+        let reason = self.consent.confirm_change(Some(&now), &new)?;
         let question = SetOrderRequest { order: Some(order.clone()), reason };
         let reply = service.make_slowly("setting the order", &calls::SET_ORDER, &question).await?;
         self.arguments.printer().answer(&calls::SET_ORDER, &reply, || details(COLUMNS, &row(&order)))?;
@@ -113,10 +113,5 @@ impl SetOrderCommand {
 
 fn row(order: &Order) -> TableRow {
     let fair_by = if order.fair_by.is_empty() { "none".to_owned() } else { text::list(&order.fair_by) };
-    let seconds = |kept: &prost_types::Duration| match kept.nanos {
-        0 => text::seconds(kept.seconds),
-        nanos => format!("{}.{:03}s", kept.seconds, nanos / 1_000_000),
-    };
-    let kept = order.position_kept.as_ref().map_or_else(|| text::NOTHING.to_owned(), seconds);
-    cells![fair_by, kept]
+    cells![fair_by, text::duration(order.position_kept.as_ref())]
 }

@@ -5,14 +5,14 @@ use clap::{Args, Subcommand};
 use rm_client::calls;
 use rm_edge::convert;
 use rm_proto::v1::{
-    DeletePriorityRequest, Limit, ListPrioritiesRequest, ListPrioritiesResponse, Priority, SetPriorityRequest,
+    DeletePriorityRequest, ListPrioritiesRequest, ListPrioritiesResponse, Priority, SetPriorityRequest,
 };
 
 use super::{
     consent::Consent,
     error::{CommandFailure, CommandReply},
     help::end,
-    limits::{labelled, name},
+    limits::{labelled, labels_name},
     list::{ListArguments, listed},
     output::table::{Column, TableRow, cells, details},
     service::{ServiceClient, TIMEOUT, TIMEOUT_LONG},
@@ -106,11 +106,8 @@ impl SetPriorityCommand {
         };
         convert::limit::new_priority("priority", Some(&rule))?;
         let new = details(COLUMNS, &row(&rule));
-        let question = match before {
-            Some(before) => format!("now\n{}new\n{new}Change it?", details(COLUMNS, &row(&before))),
-            None => format!("new\n{new}Set it?"),
-        };
-        let reason = self.consent.confirm(&question)?;
+        let before = before.map(|before| details(COLUMNS, &row(&before)));
+        let reason = self.consent.confirm_change(before.as_deref(), &new)?;
         let question = SetPriorityRequest { priority: Some(rule.clone()), reason };
         let reply = service.make_slowly("setting the priority rule", &calls::SET_PRIORITY, &question).await?;
         self.arguments.printer().answer(&calls::SET_PRIORITY, &reply, || details(COLUMNS, &row(&rule)))?;
@@ -146,7 +143,7 @@ async fn find(service: &ServiceClient, rule: &Priority) -> Result<Option<Priorit
 }
 
 fn rule_name(rule: &Priority) -> String {
-    name(&Limit { labels: rule.labels.clone(), each: rule.each.clone(), name: rule.name.clone(), ..Default::default() })
+    labels_name(&rule.labels, &rule.each, &rule.name)
 }
 
 fn row(rule: &Priority) -> TableRow {

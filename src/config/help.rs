@@ -9,7 +9,7 @@ use crate::commands::help::examples;
 /// Commands by what they are for.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Look", &["overview", "top", "em", "ticket", "waiting", "refusals", "user", "scope", "usage", "history"]),
-    ("Decide", &["request", "limit", "order", "priority", "policy", "hold"]),
+    ("Decide", &["request", "limit", "order", "priority", "reclaim", "policy", "hold"]),
     ("Outside", &["provider", "queue", "application"]),
     (
         "Run",

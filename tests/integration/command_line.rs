@@ -74,7 +74,7 @@ pub fn program(address: &str, words: &[&str]) -> Command {
     command
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
@@ -200,8 +200,8 @@ async fn commands_return_documented_exit_codes() {
         let lines = world.output(&["tasks", "--no-headers"], 0);
         let names: Vec<_> = lines.lines().filter_map(|line| line.split_whitespace().next()).collect();
         names.join(" ")
-            == "announcing audit cluster em_goes expiry fullest history_indexes holds label_sets lease pruning refusals \
-                retention silence tokens usage user_sums"
+            == "announcing audit cluster em_goes engine_stops expiry fullest history_indexes holds label_sets lease pruning reclaim \
+                refusals retention silence tokens usage user_sums"
     };
     eventually("all tasks are listed", LONG, tasks).await;
     let left = world.rm.client.tickets(None).await.unwrap();

@@ -159,7 +159,8 @@ const MATRIX: &str = "
     ListRefusals        -mvoa      GetUsage           -mvoa      FollowActions       -mvoa
     GetScope            -mvoa      ListUsers          -mvoa      CheckProvider       ---oa
     GetOrder            -mvoa      SetOrder           ----a      ListPriorities      -mvoa
-    SetPriority         ----a      DeletePriority     ----a
+    SetPriority         ----a      DeletePriority     ----a      ListReclaimPolicies -mvoa
+    SetReclaimPolicy    ----a      DeleteReclaimPolicy ----a      ListReclaims        -mvoa
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

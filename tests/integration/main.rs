@@ -78,6 +78,7 @@ mod query_plans;
 mod queues;
 mod readme;
 mod real_yarn;
+mod reclaim;
 mod refusals;
 mod replication_pair;
 mod replies;

@@ -63,10 +63,10 @@ const TABLES: &[(&str, &str, &[&str])] = &[
 // These tables are not compared.
 // - Only identifiers: linkis_resource_limit_version, linkis_resource_limit_change, linkis_resource_action_horizon.
 // - Packed identifiers: linkis_em_observed.
-// - Written by periodic tasks: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_user_sum,
+// - Written by periodic tasks: linkis_reclaim, linkis_reclaim_writer, linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_user_sum,
 //   linkis_user_sum_progress, linkis_rm_cluster_figure, and those of external clusters.
 // - Rows of instances: linkis_rm_lease, linkis_rm_instance, linkis_rm_server.
-// - Set by no call of the journal: linkis_queue_order, linkis_queue_priority.
+// - Set by no call of the journal: linkis_queue_order, linkis_queue_priority, linkis_reclaim_policy.
 // - Tokens, which no call writes: linkis_rm_token. Each instance decides when it writes the time of the last use.
 
 /// Returns the compared tables with their hashes, without identifiers and times. Passes their rows to `dump`.

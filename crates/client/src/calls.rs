@@ -63,6 +63,12 @@ calls! {
     DELETE_PRIORITY: "LimitService" / "DeletePriority", DeletePriorityRequest => DeletePriorityResponse, ONLY_IF_NOT_DONE;
     /// Only reads.
     LIST_PRIORITIES: "LimitService" / "ListPriorities", ListPrioritiesRequest => ListPrioritiesResponse, SAFE;
+    /// A repetition changes nothing.
+    SET_RECLAIM_POLICY: "LimitService" / "SetReclaimPolicy", SetReclaimPolicyRequest => SetReclaimPolicyResponse, SAFE;
+    /// A repetition fails because the policy does not exist, or deletes a later policy.
+    DELETE_RECLAIM_POLICY: "LimitService" / "DeleteReclaimPolicy", DeleteReclaimPolicyRequest => DeleteReclaimPolicyResponse, ONLY_IF_NOT_DONE;
+    /// Only reads.
+    LIST_RECLAIM_POLICIES: "LimitService" / "ListReclaimPolicies", ListReclaimPoliciesRequest => ListReclaimPoliciesResponse, SAFE;
     /// Only reads.
     GET_ORDER: "LimitService" / "GetOrder", GetOrderRequest => GetOrderResponse, SAFE;
     /// Only reads.
@@ -85,6 +91,8 @@ calls! {
     BATCH_GET_TICKETS: "UsageService" / "BatchGetTickets", BatchGetTicketsRequest => BatchGetTicketsResponse, SAFE;
     /// Only reads.
     LIST_WAITING: "UsageService" / "ListWaiting", ListWaitingRequest => ListWaitingResponse, SAFE;
+    /// Only reads.
+    LIST_RECLAIMS: "UsageService" / "ListReclaims", ListReclaimsRequest => ListReclaimsResponse, SAFE;
     /// Only reads.
     GET_SERVER_INFO: "UsageService" / "GetServerInfo", GetServerInfoRequest => GetServerInfoResponse, SAFE;
     /// Only reads.

@@ -9,6 +9,7 @@ use rm_model::{
     order::QueueOrder,
     policy::Policy,
     priority::PriorityRule,
+    reclaim::{ReclaimMode, ReclaimPolicy},
 };
 use rm_proto::{convert::limit, v1 as proto};
 
@@ -72,6 +73,28 @@ impl RmClient {
         let answer = self.make(&calls::LIST_PRIORITIES, &proto::ListPrioritiesRequest {}).await?;
         let rule = |message: &proto::Priority| Ok(limit::priority("priorities", Some(message))?);
         answer.priorities.iter().map(rule).collect()
+    }
+
+    /// Sets a reclaim policy.
+    pub async fn set_reclaim_policy(&self, policy: &ReclaimPolicy, reason: &str) -> Result<()> {
+        let (policy, reason) = (Some(limit::reclaim_policy_message(policy)), reason.to_owned());
+        self.make(&calls::SET_RECLAIM_POLICY, &proto::SetReclaimPolicyRequest { policy, reason }).await?;
+        Ok(())
+    }
+
+    /// Deletes a reclaim policy.
+    pub async fn delete_reclaim_policy(&self, pattern: &LabelPattern, reason: &str) -> Result<()> {
+        let policy = ReclaimPolicy::new(pattern.clone(), ReclaimMode::Off);
+        let (policy, reason) = (Some(limit::reclaim_policy_message(&policy)), reason.to_owned());
+        self.make(&calls::DELETE_RECLAIM_POLICY, &proto::DeleteReclaimPolicyRequest { policy, reason }).await?;
+        Ok(())
+    }
+
+    /// Returns the reclaim policies, in the order of their evaluation.
+    pub async fn reclaim_policies(&self) -> Result<Vec<ReclaimPolicy>> {
+        let answer = self.make(&calls::LIST_RECLAIM_POLICIES, &proto::ListReclaimPoliciesRequest {}).await?;
+        let policy = |message: &proto::ReclaimPolicy| Ok(limit::reclaim_policy("policies", Some(message))?);
+        answer.policies.iter().map(policy).collect()
     }
 
     /// Returns the order of waiting requests.

@@ -92,6 +92,8 @@ pub enum ResultResource {
 pub struct HeartbeatReply {
     /// Reported tickets that are not live on the EM; their engines must stop.
     pub unknown_tickets: Vec<UnknownTicket>,
+    /// Reported tickets of idle engines that are to end because requests wait, if they still run no task.
+    pub stop_idle_tickets: Vec<Uuid>,
     /// Interval at which the service expects reports.
     pub interval: Duration,
 }
@@ -241,7 +243,9 @@ impl RmClient {
         let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);
         let unknown_tickets = unknown_tickets.collect::<std::result::Result<_, _>>()?;
         let interval = request::duration("report_interval", answer.report_interval.unwrap_or_default())?;
-        Ok(HeartbeatReply { unknown_tickets, interval })
+        let ids = answer.stop_idle_tickets.iter().map(|id| request::ticket_id("stop_idle_tickets", id));
+        let stop_idle_tickets = ids.collect::<std::result::Result<_, _>>()?;
+        Ok(HeartbeatReply { unknown_tickets, interval, stop_idle_tickets })
     }
 }
 

@@ -77,6 +77,12 @@ impl RmClient {
         self.list(&calls::LIST_WAITING, ask, |page| (page.waiting, page.next_page_token), answer::read_waiting).await
     }
 
+    /// Returns the tickets of idle engines that are to end because requests wait.
+    pub async fn reclaims(&self) -> Result<Vec<proto::Reclaim>> {
+        let message = proto::ListReclaimsRequest { page_size: PAGE_SIZE, ..Default::default() };
+        Ok(self.make(&calls::LIST_RECLAIMS, &message).await?.reclaims)
+    }
+
     /// Returns the version, bounds, intervals and authentication of the replying instance.
     pub async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
         self.make(&calls::GET_SERVER_INFO, &proto::GetServerInfoRequest {}).await

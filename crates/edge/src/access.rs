@@ -26,7 +26,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Permissions by call. `Own` covers the EMs or users that the caller is bound to. A manager or viewer that is bound to
 /// no user has everything.
 #[rustfmt::skip]
-static TABLE: [AccessRow; 56] = [
+static TABLE: [AccessRow; 60] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -44,6 +44,7 @@ static TABLE: [AccessRow; 56] = [
     row("/linkis.rm.v1.UsageService/ListTickets",                         [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListScopes",                          [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListWaiting",                         [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListReclaims",                        [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListActions",                         [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/GetOverview",                         [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/Watch",                               [No,  Own,    Own,   All,     All]),
@@ -58,6 +59,7 @@ static TABLE: [AccessRow; 56] = [
     row("/linkis.rm.v1.LimitService/ListPolicies",                        [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.LimitService/GetOrder",                            [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.LimitService/ListPriorities",                      [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.LimitService/ListReclaimPolicies",                 [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.LimitService/SetLimit",                            [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.LimitService/DeleteLimit",                         [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.LimitService/ReplaceLimits",                       [No,  No,     No,    No,      All]),
@@ -65,6 +67,8 @@ static TABLE: [AccessRow; 56] = [
     row("/linkis.rm.v1.LimitService/SetOrder",                            [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.LimitService/SetPriority",                         [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.LimitService/DeletePriority",                      [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.LimitService/SetReclaimPolicy",                    [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.LimitService/DeleteReclaimPolicy",                 [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.AdminService/Audit",                               [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/Repair",                              [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/AdoptTicket",                         [No,  No,     No,    No,      All]),

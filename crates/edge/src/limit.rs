@@ -1,4 +1,4 @@
-//! `LimitService`: limits, policies, and the order and priorities of waiting requests.
+//! `LimitService`: limits, policies, the order and priorities of waiting requests, and reclaim policies.
 //!
 //! Each method parses its message, calls the service and converts the result. A caller that is bound to users sees the
 //! limits that can apply to these users. The edge has authenticated the caller already. Caller: the gRPC routes.
@@ -144,6 +144,35 @@ impl LimitRpc {
         Ok(proto::ListPrioritiesResponse { priorities })
     }
 
+    async fn set_reclaim_policy(
+        &self,
+        call: Request<proto::SetReclaimPolicyRequest>,
+    ) -> Reply<proto::SetReclaimPolicyResponse> {
+        let policy = convert::limit::new_reclaim_policy("policy", call.get_ref().policy.as_ref())?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        self.limits.set_reclaim_policy(&by, policy, self.deadline(&call)).await?;
+        Ok(proto::SetReclaimPolicyResponse {})
+    }
+
+    async fn delete_reclaim_policy(
+        &self,
+        call: Request<proto::DeleteReclaimPolicyRequest>,
+    ) -> Reply<proto::DeleteReclaimPolicyResponse> {
+        let pattern = convert::limit::reclaim_pattern("policy", call.get_ref().policy.as_ref())?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        self.limits.delete_reclaim_policy(&by, pattern, self.deadline(&call)).await?;
+        Ok(proto::DeleteReclaimPolicyResponse {})
+    }
+
+    async fn list_reclaim_policies(
+        &self,
+        _: Request<proto::ListReclaimPoliciesRequest>,
+    ) -> Reply<proto::ListReclaimPoliciesResponse> {
+        let policies = self.limits.reclaim_policies().await?;
+        let policies = policies.rules().iter().map(convert::limit::reclaim_policy_message).collect();
+        Ok(proto::ListReclaimPoliciesResponse { policies })
+    }
+
     async fn get_order(&self, _: Request<proto::GetOrderRequest>) -> Reply<proto::GetOrderResponse> {
         Ok(proto::GetOrderResponse { order: Some(convert::limit::order_message(&self.limits.order().await?)) })
     }
@@ -162,5 +191,8 @@ rpc! {
         set_priority: SetPriorityRequest => SetPriorityResponse,
         delete_priority: DeletePriorityRequest => DeletePriorityResponse,
         list_priorities: ListPrioritiesRequest => ListPrioritiesResponse,
+        set_reclaim_policy: SetReclaimPolicyRequest => SetReclaimPolicyResponse,
+        delete_reclaim_policy: DeleteReclaimPolicyRequest => DeleteReclaimPolicyResponse,
+        list_reclaim_policies: ListReclaimPoliciesRequest => ListReclaimPoliciesResponse,
     }
 }

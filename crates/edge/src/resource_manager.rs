@@ -25,7 +25,7 @@ use rm_model::{
 use rm_service::{
     committer::Committer,
     error::Error,
-    heartbeat::HeartbeatService,
+    heartbeat::{HeartbeatService, ReportReply},
     request_resource::{RequestDeadlines, RequestResourceService},
     ticket_lookup::TicketLookup,
 };
@@ -422,8 +422,9 @@ impl ResourceManagerRpc {
 
     async fn heartbeat(&self, call: Request<proto::HeartbeatRequest>) -> Reply<proto::HeartbeatResponse> {
         let (report, deadline) = self.read_report(call)?;
-        let unknown = self.heartbeat.report(report, deadline).await?;
+        let ReportReply { unknown, to_stop } = self.heartbeat.report(report, deadline).await?;
         Ok(proto::HeartbeatResponse {
+            stop_idle_tickets: to_stop.iter().map(ToString::to_string).collect(),
             unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),
             report_interval: prost_types::Duration::try_from(self.heartbeat.interval()).ok(),
         })

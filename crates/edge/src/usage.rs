@@ -33,6 +33,7 @@ mod ems;
 mod filters;
 mod follow;
 mod overview;
+mod reclaims;
 
 use ems::em_message;
 
@@ -247,6 +248,22 @@ impl UsageRpc {
         Ok(proto::ListWaitingResponse { waiting, next_page_token })
     }
 
+    async fn list_reclaims(&self, call: Request<proto::ListReclaimsRequest>) -> Reply<proto::ListReclaimsResponse> {
+        let message = call.get_ref();
+        let page = PageRequest::new("ListReclaims", message.page_size, &proto::ListReclaimsRequest::default())?;
+        let after = page.after(&message.page_token, |key| key.parse().ok())?;
+        let reach = authenticator::reach(&call)?;
+        let mut reclaims = self.usage.reclaims(reach.users(), after.unwrap_or_default(), page.size + 1).await?;
+        let more = page.cut(&mut reclaims);
+        let last = reclaims.last().filter(|_| more);
+        let next_page_token = last.map(|last| page.token(&last.ticket_id.to_string())).unwrap_or_default();
+        for reclaim in &mut reclaims {
+            reclaim.for_user.take_if(|user| !reach.has_user(user));
+        }
+        let reclaims = reclaims.into_iter().map(reclaims::message).collect();
+        Ok(proto::ListReclaimsResponse { reclaims, next_page_token })
+    }
+
     async fn list_scopes(&self, call: Request<proto::ListScopesRequest>) -> Reply<proto::ListScopesResponse> {
         let message = call.get_ref();
         let filters = proto::ListScopesRequest { page_size: 0, page_token: String::new(), ..message.clone() };
@@ -315,6 +332,7 @@ rpc! {
         list_tickets: ListTicketsRequest => ListTicketsResponse,
         list_actions: ListActionsRequest => ListActionsResponse,
         list_waiting: ListWaitingRequest => ListWaitingResponse,
+        list_reclaims: ListReclaimsRequest => ListReclaimsResponse,
         list_scopes: ListScopesRequest => ListScopesResponse,
         get_overview: GetOverviewRequest => GetOverviewResponse,
         get_scope: GetScopeRequest => GetScopeResponse,

@@ -10,7 +10,7 @@
 //! - Commits: [`commit_queue`] selects the operations of a batch; [`batch_policy`] decides what follows from a failure;
 //!   [`contended_keys`] has the operations whose keys others own.
 //! - State as last observed: [`observed_state`] for checks; [`placement_changes`] for placements.
-//! - Waiting requests: [`waiter_index`], with [`wake_reason`].
+//! - Waiting requests: [`waiter_index`], with [`wake_reason`]; [`reclaim_choice`] and [`reclaim_plan`] choose idle engines to end for them.
 //! - Deadlines: [`expiry_budgets`].
 
 #![warn(
@@ -29,6 +29,8 @@ pub mod contended_keys;
 pub mod expiry_budgets;
 pub mod observed_state;
 pub mod placement_changes;
+pub mod reclaim_choice;
+pub mod reclaim_plan;
 pub mod request;
 pub mod waiter_index;
 pub mod wake_reason;

@@ -39,7 +39,7 @@ const SCOPES_MAX: usize = 100_000;
 const RETIRED_MIN: usize = 64;
 
 /// Rows on which requests are decided, as read by a check or as cached.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CheckState {
     /// EMs by their instances.
     pub ems: HashMap<EmInstance, Em>,

@@ -35,6 +35,8 @@ pub enum Action {
     Ended(TicketEnd),
     /// An operator removed a waiting request: the line has the ticket id that a grant would have used, and no ticket exists.
     RemovedFromQueue,
+    /// A ticket was recalled: its idle engine is to end, because a request waits.
+    Recalled,
     /// The counters of an EM or a scope were repaired to the sums of the tickets.
     Repaired,
     /// A limit was set.
@@ -49,6 +51,10 @@ pub enum Action {
     PrioritySet,
     /// A priority rule was deleted.
     PriorityDeleted,
+    /// A reclaim policy was set.
+    ReclaimPolicySet,
+    /// A reclaim policy was deleted.
+    ReclaimPolicyDeleted,
     /// All tickets of a label set are counted; its limits now decide, for the policies that enforce them.
     LimitsInForce,
     /// An EM was drained, or its drain got another reason.
@@ -71,7 +77,7 @@ pub enum Action {
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 31] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -84,6 +90,7 @@ impl Action {
         Self::Ended(TicketEnd::Lost),
         Self::Ended(TicketEnd::Forced),
         Self::RemovedFromQueue,
+        Self::Recalled,
         Self::Repaired,
         Self::LimitSet,
         Self::LimitDeleted,
@@ -91,6 +98,8 @@ impl Action {
         Self::OrderSet,
         Self::PrioritySet,
         Self::PriorityDeleted,
+        Self::ReclaimPolicySet,
+        Self::ReclaimPolicyDeleted,
         Self::LimitsInForce,
         Self::Drained,
         Self::Resumed,
@@ -113,6 +122,7 @@ impl Action {
             Self::Reported => "reported",
             Self::Ended(end) => end.as_str(),
             Self::RemovedFromQueue => "removed_from_queue",
+            Self::Recalled => "recalled",
             Self::Repaired => "repaired",
             Self::LimitSet => "limit_set",
             Self::LimitDeleted => "limit_deleted",
@@ -120,6 +130,8 @@ impl Action {
             Self::OrderSet => "order_set",
             Self::PrioritySet => "priority_set",
             Self::PriorityDeleted => "priority_deleted",
+            Self::ReclaimPolicySet => "reclaim_policy_set",
+            Self::ReclaimPolicyDeleted => "reclaim_policy_deleted",
             Self::LimitsInForce => "limits_in_force",
             Self::Drained => "drained",
             Self::Resumed => "resumed",

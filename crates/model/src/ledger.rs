@@ -386,7 +386,7 @@ fn give_back(at: &LimitedScope, usage: &mut ScopeHoldings, ticket: &Ticket) -> R
 
 /// Returns the counters that include a live ticket. Label sets that are still being counted are included only if they have
 /// reached it.
-fn counters(
+pub fn counters(
     limits: &Limits,
     counted: LabelSetProgress,
     ticket_id: Uuid,

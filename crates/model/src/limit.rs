@@ -7,6 +7,7 @@
 //! Never: reads or changes counters. Callers: the ledger, the admission check, the store and the limit service.
 //!
 //! - `label_set`: label sets and their scopes; `rule`: rules and their lookup;
+//! - `pattern_rules`: other rules, of which the most specific one decides;
 //! - `maximum`: the deciding maxima of a scope; `usage`: rules together with the use of a scope.
 
 use std::{
@@ -28,11 +29,13 @@ use super::{
 
 mod label_set;
 mod maximum;
+mod pattern_rules;
 mod rule;
 mod usage;
 
 pub use label_set::{CountingRule, LabelSet};
 pub use maximum::{Maximum, MaximumSource};
+pub use pattern_rules::{PatternChange, PatternRule, PatternRules};
 pub use rule::{LabelPattern, Rule, RuleChanges, RulePrecondition, RuleRecord};
 use rule::{RuleSet, check_order};
 pub use usage::{LimitExcess, RuleReplacement, ScopeUsage, sort_fullest};
@@ -56,7 +59,7 @@ pub struct Limits {
     rules: Vec<(BTreeSet<String>, Arc<RuleSet>)>,
     /// Policies by the application name of EMs. EMs without a policy have all limits.
     policies: BTreeMap<Name, Policy>,
-    /// Order of waiting requests, with their priorities.
+    /// Order of waiting requests, their priorities, and the reclaim policies.
     queue_rules: QueueRules,
 }
 

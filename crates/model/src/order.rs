@@ -24,6 +24,7 @@ use super::{
     assessment::BlockedRequest,
     operation::{PlacedRequest, Rejection},
     priority::Priorities,
+    reclaim::ReclaimPolicies,
     scope::{TicketLabels, USER},
     selector::EmSelector,
     wait_queue::{AssessedPosition, QueuePosition, WaitKey},
@@ -59,13 +60,15 @@ impl Default for QueueOrder {
     }
 }
 
-/// Rules by which requests get their positions when they enter a queue.
+/// Rules of the wait queues: the positions of entering requests, and the engines that are taken back for waiting ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueRules {
     /// Turns, and the time for which positions are kept.
     pub order: QueueOrder,
     /// Head starts.
     pub priorities: Priorities,
+    /// Idle engines that can be taken back.
+    pub reclaim: ReclaimPolicies,
 }
 
 /// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go in the order in which they enter.
@@ -249,10 +252,10 @@ pub struct RankedRequest {
 impl RankedRequest {
     /// Creates a newcomer at the rank time `now`.
     pub fn entering(request: &PlacedRequest, rules: &QueueRules, now: OffsetDateTime) -> Self {
-        let ask = &request.ask;
-        let turn = rules.order.fair_by.turn_of(&ask.ticket_labels(&request.em));
-        let newcomer = Self::new(ask.ticket_id, turn, now, rules.priorities.priority_of(request));
-        Self { any_em: request.any_em.then(|| AnyEm::of(&ask.selector)), ..newcomer }
+        let spec = &request.ask;
+        let turn = rules.order.fair_by.turn_of(&spec.ticket_labels(&request.em));
+        let newcomer = Self::new(spec.ticket_id, turn, now, rules.priorities.priority_of(request));
+        Self { any_em: request.any_em.then(|| AnyEm::of(&spec.selector)), ..newcomer }
     }
 
     /// Creates a request that enters at the rank time `now`, as a first that is short nowhere.

@@ -162,9 +162,9 @@ impl EmTotals {
 /// EM.
 pub fn summed_dimensions(resource_type: ResourceType) -> Option<&'static [Dimension]> {
     let dimensions = resource_type.shape();
-    let is_of_hosts =
+    let is_of_em =
         |dimension: &Dimension| matches!(dimension, Dimension::Memory | Dimension::Cores | Dimension::Instances);
-    (!dimensions.is_empty() && dimensions.iter().all(is_of_hosts)).then_some(dimensions)
+    (!dimensions.is_empty() && dimensions.iter().all(is_of_em)).then_some(dimensions)
 }
 
 /// Totals of the live tickets.
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn em_changes_list_arrivals_departures_and_states() {
-        for (before, after, told) in [
+        for (before, after, expected) in [
             ("", "", ""),
             ("a:h b:h", "a:h b:h", ""),
             ("", "a:h b:w", "a:None>Healthy b:None>Warn"),
@@ -303,7 +303,7 @@ mod tests {
                 format!("{}:{}>{}", change.em.instance.as_str(), name(change.before), name(change.after))
             };
             let lines: Vec<_> = changes(&states(before), &states(after)).into_iter().map(line).collect();
-            assert_eq!(lines.join(" "), told, "{before} / {after}");
+            assert_eq!(lines.join(" "), expected, "{before} / {after}");
         }
     }
 

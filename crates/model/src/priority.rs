@@ -6,7 +6,7 @@
 //! Never: changes the priority of a request that waits. Callers: the ledger, the checks, and the limit service.
 
 use super::{
-    limit::LabelPattern,
+    limit::{LabelPattern, PatternRule, PatternRules},
     operation::{PlacedRequest, Rejection},
 };
 
@@ -28,27 +28,30 @@ pub struct PriorityRule {
 }
 
 /// All priority rules, the most specific one first.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Priorities(Vec<PriorityRule>);
+pub type Priorities = PatternRules<PriorityRule>;
+
+impl PatternRule for PriorityRule {
+    const RULES_MAX: usize = PRIORITY_RULES_MAX;
+
+    fn pattern(&self) -> &LabelPattern {
+        &self.pattern
+    }
+
+    fn too_many() -> Rejection {
+        Rejection::TooManyPriorities { most: Self::RULES_MAX }
+    }
+
+    fn missing(pattern: &LabelPattern) -> Rejection {
+        Rejection::NoSuchPriority(pattern.to_string())
+    }
+}
 
 impl Priorities {
-    /// Creates priorities from rules with unequal patterns.
-    pub fn new(rules: impl IntoIterator<Item = PriorityRule>) -> Self {
-        let mut rules: Vec<_> = rules.into_iter().collect();
-        rules.sort_by(|a, b| a.pattern.by_specificity(&b.pattern));
-        Self(rules)
-    }
-
-    /// Returns the rules in the order of their evaluation.
-    pub fn rules(&self) -> &[PriorityRule] {
-        &self.0
-    }
-
     /// Returns the priority at which a request enters a queue, in seconds. A request that has waited keeps its priority.
     pub fn priority_of(&self, request: &PlacedRequest) -> i16 {
         match (request.kept_priority(), request.ask.priority) {
             (Some(kept), _) => kept,
-            (None, 0) => self.deciding(request).map_or(0, |rule| rule.default),
+            (None, 0) => self.of_request(request).map_or(0, |rule| rule.default),
             (None, requested) => requested,
         }
     }
@@ -62,7 +65,7 @@ impl Priorities {
         if requested == 0 || request.kept_priority().is_some() {
             return Ok(());
         }
-        let rule = self.deciding(request);
+        let rule = self.of_request(request);
         let max = rule.map_or(0, |rule| rule.max);
         if requested <= max {
             return Ok(());
@@ -70,12 +73,8 @@ impl Priorities {
         Err(Rejection::PriorityAboveMax { requested, max, rule: rule.map(|rule| rule.pattern.to_string()) })
     }
 
-    fn deciding(&self, request: &PlacedRequest) -> Option<&PriorityRule> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let labels = request.ask.ticket_labels(&request.em);
-        self.0.iter().find(|rule| rule.pattern.matches(&labels))
+    fn of_request(&self, request: &PlacedRequest) -> Option<&PriorityRule> {
+        self.deciding(&request.ask.ticket_labels(&request.em))
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
     order::QueueOrder,
     policy::Policy,
     priority::PriorityRule,
+    reclaim::ReclaimPolicy,
     ticket::{Ticket, TicketState},
     timestamp::rfc3339,
 };
@@ -82,6 +83,16 @@ impl RecordedState {
     /// Returns the state of a priority rule.
     pub fn of_priority(rule: &PriorityRule) -> Self {
         Self::new(&json!({ "default": rule.default, "max": rule.max }))
+    }
+
+    /// Returns the state of a reclaim policy.
+    pub fn of_reclaim_policy(policy: &ReclaimPolicy) -> Self {
+        Self::new(&json!({
+            "mode": policy.mode.as_str(),
+            "idle_after_s": policy.idle_after.as_secs_f64(),
+            "grace_s": policy.grace.as_secs_f64(),
+            "per_minute": policy.per_minute,
+        }))
     }
 
     /// Returns the state of a drain: reason, actor and start.

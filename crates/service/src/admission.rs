@@ -42,6 +42,7 @@ mod survey;
 
 pub use cache::StateCache;
 use check::CheckTask;
+pub use check::read as read_check_state;
 pub use survey::Surveys;
 use survey::survey;
 

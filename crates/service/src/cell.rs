@@ -29,6 +29,7 @@ use crate::{
         lost_ems::DetectLostEms,
         prune_counters::PruneCounters,
         prune_history::PruneHistory,
+        reclaim::{EngineStops, ReclaimIdle, RefreshEngineStops},
         refusals::FlushRefusals,
         self_audit::ScheduledAudit,
         unregister::FinishUnregistrations,
@@ -167,7 +168,9 @@ impl CellServices {
         );
         let (overviews, fullest) = overviews(instance, store, &driver);
         spawn_maintenance(instance, store, &driver, audit.clone(), fullest.clone());
-        let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
+        let stops = EngineStops::default();
+        driver.start(RefreshEngineStops::new(stops.clone()), Arc::default());
+        let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, stops, tasks);
         let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
         tasks.spawn(follow.clone().read_on(stopping.clone()));
         let external = ClusterHttp::new(settings.external_hosts.clone());
@@ -221,6 +224,7 @@ fn spawn_maintenance(
     driver.start(SumByUser::new(driver.holder(), instance.metrics.clone()), Arc::default());
     driver.start(ScheduledAudit::new(store.clone(), audit), Arc::default());
     let (silent_after, metrics) = (instance.settings.liveness.silent_after, instance.metrics.cluster.clone());
+    driver.start(ReclaimIdle::new(driver.holder(), silent_after, instance.metrics.clone()), Arc::default());
     let cluster = ExportClusterFigures::new(store.clone(), driver.holder(), silent_after, scopes, metrics);
     driver.start(cluster, Arc::default());
 }

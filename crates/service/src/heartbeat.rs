@@ -31,8 +31,9 @@ use rm_model::{
 };
 use rm_store::Store;
 use rm_telemetry::cause;
+use uuid::Uuid;
 
-use super::{admission::StateCache, committer::Committer, tasks::InstanceTasks};
+use super::{admission::StateCache, background::reclaim::EngineStops, committer::Committer, tasks::InstanceTasks};
 
 mod compare;
 mod idle;
@@ -134,6 +135,16 @@ pub struct HeartbeatService {
     room: Arc<Semaphore>,
     committer: Committer,
     liveness: LivenessTimeouts,
+    stops: EngineStops,
+}
+
+/// Reply to a report.
+#[derive(Debug)]
+pub struct ReportReply {
+    /// Tickets of the report that do not live on the EM.
+    pub unknown: Vec<UnknownTicket>,
+    /// Tickets of the report whose engines are idle, and are to end because requests wait.
+    pub to_stop: Vec<Uuid>,
 }
 
 impl HeartbeatService {
@@ -144,13 +155,14 @@ impl HeartbeatService {
         seen: StateCache,
         committer: Committer,
         liveness: LivenessTimeouts,
+        stops: EngineStops,
         tasks: &InstanceTasks,
     ) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(upsert::run(inbox, differing, store.session(), seen, liveness.silent_after));
         tasks.spawn(compare::run(compared, store.session(), liveness.lost_after_reports));
-        Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, liveness }
+        Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, liveness, stops }
     }
 
     /// Returns the interval at which an EM should report.
@@ -158,7 +170,7 @@ impl HeartbeatService {
         self.liveness.report_interval()
     }
 
-    /// Stores a report and ends the tickets that are lost by it. Returns the unknown tickets of the report.
+    /// Stores a report and ends the tickets that are lost by it.
     ///
     /// # Errors
     /// - [`Rejection::EmNotRegistered`]; [`Rejection::StaleReport`] for an older epoch or sequence, which changes nothing.
@@ -172,7 +184,7 @@ impl HeartbeatService {
     ///
     /// [`Rejection::StaleReport`]: rm_model::operation::Rejection::StaleReport
     #[boxed]
-    pub async fn report(&self, mut report: EmReport, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
+    pub async fn report(&self, mut report: EmReport, deadline: Instant) -> Result<ReportReply, Error> {
         report.tickets.sort_unstable();
         report.tickets.dedup();
         report.idle.sort_unstable();
@@ -181,6 +193,8 @@ impl HeartbeatService {
         let observed = report.observed.as_ref().map_or(0, |observed| observed.packed().len() / TICKET_BYTES);
         let size = u32::try_from(report.tickets.len() + report.idle.len() + observed).map_err(|_| Error::Overloaded)?;
         let room = self.room.clone().try_acquire_many_owned(size).map_err(|_| Error::Overloaded)?;
+        let mut to_stop = self.stops.on(&report.em);
+        to_stop.retain(|ticket_id| report.idle.binary_search(ticket_id).is_ok());
         let (reply, answer) = oneshot::channel();
         let is_contended = Arc::new(AtomicBool::new(false));
         let timeout = || if is_contended.load(Ordering::Relaxed) { Error::LockTimeout } else { Error::NotBegun };
@@ -192,7 +206,7 @@ impl HeartbeatService {
         let dropped = || if deadline <= Instant::now() { timeout() } else { Error::ShuttingDown };
         let ReportResult { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped()))?;
         self.expire_missing(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
-        Ok(unknown)
+        Ok(ReportReply { unknown, to_stop })
     }
 
     /// Ends lost tickets. The next report repeats those that fail.

@@ -31,11 +31,12 @@ use rm_model::{
     policy::Policy,
     principal::{Actor, Principal},
     priority::{Priorities, PriorityRule},
+    reclaim::{ReclaimPolicies, ReclaimPolicy},
 };
 use rm_store::{
     Store, StoreError, label_resource,
     label_set::{self, LabelSetState},
-    limit, policy, queue_order, queue_priority,
+    limit, policy, queue_order, queue_priority, reclaim_policy,
     session::{Session, within_timeout},
 };
 use rm_telemetry::cause;
@@ -218,6 +219,43 @@ impl LimitService {
     #[boxed]
     pub async fn priorities(&self) -> Result<Priorities, Error> {
         Ok(within_timeout(queue_priority::read(&self.store.pool().await?)).await?)
+    }
+
+    /// Sets a reclaim policy, or replaces the one with the same pattern. An equal policy changes nothing.
+    ///
+    /// # Errors
+    /// - [`Rejection::TooManyReclaimPolicies`].
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
+    pub async fn set_reclaim_policy(&self, by: &Actor, policy: ReclaimPolicy, deadline: Instant) -> Result<(), Error> {
+        if self.reclaim_policies().await?.rules().contains(&policy) {
+            return Ok(());
+        }
+        self.change(by, deadline, &FencedChange::SetReclaimPolicy(policy)).await.map(drop)
+    }
+
+    /// Deletes a reclaim policy.
+    ///
+    /// # Errors
+    /// - [`Rejection::NoSuchReclaimPolicy`].
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
+    pub async fn delete_reclaim_policy(
+        &self,
+        by: &Actor,
+        pattern: LabelPattern,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.change(by, deadline, &FencedChange::DeleteReclaimPolicy(pattern)).await.map(drop)
+    }
+
+    /// Returns the reclaim policies.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[boxed]
+    pub async fn reclaim_policies(&self) -> Result<ReclaimPolicies, Error> {
+        Ok(within_timeout(reclaim_policy::read(&self.store.pool().await?)).await?)
     }
 
     /// Returns up to `limit` rules after `after`, in the order of their evaluation, each with whether it decides. Rules whose

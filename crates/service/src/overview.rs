@@ -198,26 +198,26 @@ impl OverviewService {
     /// [`Error::Overloaded`] if there are too many watchers, or too many of `by`.
     pub fn watch(&self, by: &Principal) -> Result<mpsc::Receiver<Result<WatchUpdate, Error>>, Error> {
         let place = self.watchers.acquire(by).ok_or(Error::Overloaded)?;
-        let (tell, told) = mpsc::channel(1);
+        let (updates, watched) = mpsc::channel(1);
         let (this, watcher) = (self.clone(), self.metrics.overviews.watcher());
         self.tasks.spawn(async move {
             let _held = (place, watcher);
             tokio::select! {
-                () = tell.closed() => {}
-                () = this.tell(&tell) => {}
+                () = updates.closed() => {}
+                () = this.publish(&updates) => {}
             }
         });
-        Ok(told)
+        Ok(watched)
     }
 
-    async fn tell(&self, tell: &mpsc::Sender<Result<WatchUpdate, Error>>) {
+    async fn publish(&self, updates: &mpsc::Sender<Result<WatchUpdate, Error>>) {
         let mut seconds = tokio::time::interval(INTERVAL);
         seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before: Option<Arc<OverviewSnapshot>> = None;
         loop {
             seconds.tick().await;
             // Waits for a free slot first: a watcher that has not taken its update causes no computation.
-            let Ok(place) = tell.reserve().await else { return };
+            let Ok(place) = updates.reserve().await else { return };
             let snapshot = match self.current().await {
                 Ok(snapshot) => snapshot,
                 Err(error) => return place.send(Err(error)),

@@ -29,7 +29,7 @@ use rm_model::{
 use rm_store::{
     Store,
     action_record::{self, NumberRange},
-    em_observed, em_report, em_resource,
+    em_observed, em_report, em_resource, reclaim,
     session::within_timeout,
     user_resource::{self, TicketListPage},
     waiting,
@@ -38,7 +38,8 @@ use rm_store::{
 use super::history::HistoryReader;
 
 pub use rm_store::{
-    action_record::ActionFilter, em_resource::EmFilter, user_resource::TicketFilter, waiting::WaitingFilter,
+    action_record::ActionFilter, em_resource::EmFilter, reclaim::ListedReclaim, user_resource::TicketFilter,
+    waiting::WaitingFilter,
 };
 
 pub mod accounting;
@@ -257,6 +258,20 @@ impl UsageQueries {
         limit: i64,
     ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
         Ok(within_timeout(waiting::list(&mut *self.store.operators().acquire().await?, filter, after, limit)).await?)
+    }
+
+    /// Returns up to `limit` chosen tickets of idle engines after the ticket `after`, in the order of their ids; of `users` if given.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[boxed]
+    pub async fn reclaims(
+        &self,
+        users: Option<&BTreeSet<Name>>,
+        after: Uuid,
+        limit: i64,
+    ) -> Result<Vec<ListedReclaim>, Error> {
+        Ok(within_timeout(reclaim::list(&mut *self.store.operators().acquire().await?, users, after, limit)).await?)
     }
 
     /// Returns up to `limit` matching history lines after number `after`, oldest first. No line can later appear between them.

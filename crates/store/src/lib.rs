@@ -60,6 +60,8 @@ pub mod policy;
 pub mod primary;
 pub mod queue_order;
 pub mod queue_priority;
+pub mod reclaim;
+pub mod reclaim_policy;
 pub mod refusal;
 pub mod request_id;
 pub mod resource_hold;

@@ -23,7 +23,7 @@ use rm_model::{
 };
 
 use super::{
-    StoreError, expect_rows, label_set, limit_change, policy, queue_order, queue_priority,
+    StoreError, expect_rows, label_set, limit_change, policy, queue_order, queue_priority, reclaim_policy,
     rows::{TableName, TableRow, dimension, hash, tally_json},
 };
 
@@ -91,12 +91,13 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
     let sets = label_set::read(&mut *connection).await?;
     let policies = policy::read(&mut *connection).await?;
     let order = queue_order::read(&mut *connection).await?;
-    let priorities = queue_priority::read(connection).await?;
+    let priorities = queue_priority::read(&mut *connection).await?;
+    let reclaim = reclaim_policy::read(connection).await?;
     let limits = match changes {
         Some(changes) => known.changed(version, sets, changes),
         None => Limits::new(version, sets, all),
     };
-    Ok(limits.with_policies(policies).with_queue_rules(QueueRules { order, priorities }))
+    Ok(limits.with_policies(policies).with_queue_rules(QueueRules { order, priorities, reclaim }))
 }
 
 /// Returns all rules.

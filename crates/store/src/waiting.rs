@@ -43,12 +43,12 @@ mod list;
 mod liveness;
 mod order;
 
-use json::{caps_json, parse_wait_key, turn_key_hash, wait_key_hash, wait_key_json};
+use json::{caps_json, em_conditions_json, parse_wait_key, turn_key_hash, wait_key_hash, wait_key_json};
 
 pub(super) use json::parse_position;
 
 pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
-pub use list::{WaitingFilter, list};
+pub use list::{PresentRequest, WaitingFilter, list, present};
 pub use liveness::{ListenerProcess, end_dead_instances, is_any_dead, keep_alive, listener_process};
 pub use order::{LeftTurn, RanksQuery, hand, ranks, rerank, use_turns};
 
@@ -204,18 +204,18 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
             em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, entered, wait_until,
             position, caps, claim, request_id, body_hash, waiting_scopes, turn, class, rank_time, was_shared, priority,
-            em_conditions)
+            em_conditions, em_selector)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
             resource_type, resource::jsonb, labels::jsonb, waiting_since, entered, wait_until,
             position, caps::jsonb, claim, request_id, body_hash, waiting_scopes::bigint[], turn, class, rank_time, was_shared,
-            priority, em_conditions
+            priority, em_conditions, em_selector::jsonb
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
             $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[], $20::text[], $21::text[], $22::int2[],
-            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[], $27::timestamptz[])
+            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[], $27::timestamptz[], $28::text[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
                 resource_type, resource, labels, entered, wait_until, principal, position, caps, claim, request_id, body_hash,
-                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions, waiting_since)"#,
+                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions, waiting_since, em_selector)"#,
     )
     .bind(ranks().map(|rank| rank.ticket_id).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -244,10 +244,16 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(ranks().map(|rank| rank.priority).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.any_em.as_ref().map(|AnyEm(hash)| &hash[..])).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
+    .bind(waiting.iter().map(em_selector).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
     insert_entries(connection, waiting.iter().map(|delta| (&delta.rank, &delta.wait_keys)).collect()).await
+}
+
+/// Returns the conditions on the EM of a request that names none.
+fn em_selector(delta: &EnqueuedDelta) -> Option<String> {
+    delta.request.any_em.then(|| em_conditions_json(&delta.request.ask.selector))
 }
 
 /// Returns the numbers of scopes as an array literal of PostgreSQL; `None` if there are none.

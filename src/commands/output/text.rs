@@ -162,6 +162,15 @@ pub fn seconds(seconds: i64) -> String {
     }
 }
 
+/// Returns a duration as [`seconds`] does, or with its milliseconds.
+pub fn duration(duration: Option<&prost_types::Duration>) -> String {
+    match duration {
+        None => NOTHING.to_owned(),
+        Some(whole) if whole.nanos == 0 => seconds(whole.seconds),
+        Some(duration) => format!("{}.{:03}s", duration.seconds, duration.nanos / 1_000_000),
+    }
+}
+
 /// As [`name`], or [`NOTHING`] if it is empty.
 pub fn name_or_nothing(text: &str) -> String {
     if text.is_empty() { NOTHING.to_owned() } else { name(text) }

@@ -32,6 +32,7 @@ const ANSWERS: &[(&[&str], &str, Option<&str>)] = &[
     (&["policy", "list"], "LimitService/ListPolicies", Some("policies")),
     (&["order", "get"], "LimitService/GetOrder", None),
     (&["priority", "list"], "LimitService/ListPriorities", Some("priorities")),
+    (&["reclaim", "policy", "list"], "LimitService/ListReclaimPolicies", Some("policies")),
     (&["hold", "list"], "AdminService/ListHolds", Some("holds")),
     (&["provider", "list"], "ExternalResourceService/ListProviders", Some("providers")),
     (&["queue", "list"], "ExternalResourceService/ListQueues", Some("queues")),
@@ -81,6 +82,16 @@ const ACTS: &[(&[&str], &str, [i32; 2])] = &[
         [0, 0],
     ),
     (&["priority", "delete", "creator=IDE", "--yes", "--reason", "no longer"], "LimitService/DeletePriority", [0, 1]),
+    (
+        &["reclaim", "policy", "set", "creator=IDE", "--mode", "observe", "--yes", "--reason", "as agreed"],
+        "LimitService/SetReclaimPolicy",
+        [0, 0],
+    ),
+    (
+        &["reclaim", "policy", "delete", "creator=IDE", "--yes", "--reason", "no longer"],
+        "LimitService/DeleteReclaimPolicy",
+        [0, 1],
+    ),
     (&["policy", "set", "other", "--checks", "labels", "--yes"], "LimitService/SetPolicy", [0, 0]),
     (&["request", "memory=1g,cores=1", "--user", "bob", "--creator", "IDE", "--dry-run"], REQUEST, [0, 0]),
     (&["request", "memory=9t,cores=1", "--user", "bob", "--creator", "IDE"], REQUEST, [1, 1]),
@@ -142,7 +153,8 @@ async fn commands_print_json_of_the_schema() {
         // Rates also differ from moment to moment.
         let is_same = if words[0] == "instance" { listed.len() == lines.len() } else { listed == lines };
         assert!(is_same, "{words:?}: {listed:?} {lines:?}");
-        let is_nothing = |word: &String| ["nobody", "a=b", "waiting", "hold", "priority"].contains(&word.as_str());
+        let is_nothing =
+            |word: &String| ["nobody", "a=b", "waiting", "hold", "priority", "reclaim"].contains(&word.as_str());
         assert_eq!(listed.is_empty(), words.iter().any(is_nothing), "{words:?}");
     }
 
@@ -156,7 +168,7 @@ async fn commands_print_json_of_the_schema() {
             assert_eq!(code, *expected, "{words:?}: {printed}");
             // A failed deletion prints only the error.
             let is_absent = code == 1
-                && ["DeleteLimit", "DeletePriority", "Unregister", "DeleteProvider"]
+                && ["DeleteLimit", "DeletePriority", "DeleteReclaimPolicy", "Unregister", "DeleteProvider"]
                     .iter()
                     .any(|end| call.ends_with(end));
             assert_eq!(printed.is_empty(), is_absent, "{words:?}: {printed}");

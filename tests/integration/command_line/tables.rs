@@ -3,7 +3,14 @@
 use std::{collections::BTreeSet, process::Command};
 
 use rm_client::{ClientError, ResourceRequest, ResultResource};
-use rm_model::{em::EmInstance, hold::NewHold, limit::LabelPattern, operation::LockKey, priority::PriorityRule};
+use rm_model::{
+    em::EmInstance,
+    hold::NewHold,
+    limit::LabelPattern,
+    operation::LockKey,
+    priority::PriorityRule,
+    reclaim::{ReclaimMode, ReclaimPolicy},
+};
 use tokio::task::JoinHandle;
 
 use super::{
@@ -35,6 +42,8 @@ const LISTS: &[(&[&str], &[&str])] = &[
     (&["instance", "list"], &["INSTANCE", "ADDRESS"]),
     (&["policy", "list"], &["KIND OF EM"]),
     (&["priority", "list"], &["REQUESTS", "DEFAULT", "MAX"]),
+    (&["reclaim", "list"], &["TICKET", "USER", "EM", "IDLE SINCE", "STATE"]),
+    (&["reclaim", "policy", "list"], &["TICKETS", "MODE", "IDLE AFTER", "GRACE", "PER MINUTE"]),
     (&["provider", "list"], &["NAME", "TYPE"]),
     (&["usage", "--by", "user"], &["NAME", "HOUR", "TICKETS"]),
     (&["usage", "--by", "em", "--hourly"], &["NAME", "HOUR", "TICKETS"]),
@@ -44,9 +53,9 @@ const LISTS: &[(&[&str], &[&str])] = &[
 ];
 
 /// Lists with names that differ in their middle alone, or with whole ids, are wider than a narrow terminal.
-const WIDE: [&str; 12] = [
+const WIDE: [&str; 13] = [
     "ticket", "waiting", "scope", "refusals", "history", "user", "usage", "audit", "token", "policy", "priority",
-    "provider",
+    "reclaim", "provider",
 ];
 
 const DOMAIN: &str = ".data-platform.prod.eu-central.example.com:9102";
@@ -105,7 +114,8 @@ async fn world() -> World {
         external::put(&clusters, provider).await.unwrap();
         rm.client.set_policy(&name(&long("engine-manager")), &Default::default()).await.unwrap();
         let pattern = LabelPattern::new([("creator".to_owned(), Some(long("creator")))].into());
-        rm.client.set_priority(&PriorityRule { pattern, default: 0, max: 60 }, "").await.unwrap();
+        rm.client.set_priority(&PriorityRule { pattern: pattern.clone(), default: 0, max: 60 }, "").await.unwrap();
+        rm.client.set_reclaim_policy(&ReclaimPolicy::new(pattern, ReclaimMode::Observe), "").await.unwrap();
     }
     let tokens = Database::fresh().await;
     for user in users() {
@@ -144,6 +154,13 @@ async fn terminal_tables_keep_rows_apart_at_all_widths() {
     let spoilt =
         "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{memory}', '1073741825')";
     assert_eq!(world.database.execute(spoilt).await, 4);
+    // The task that chooses tickets waits for the row of its run, so that it deletes none.
+    let mut fence = world.database.connect().await;
+    execute(&mut fence, "BEGIN").await;
+    execute(&mut fence, "SELECT FROM linkis_reclaim_writer FOR UPDATE").await;
+    let chosen = "INSERT INTO linkis_reclaim (ticket_id, for_ticket_id, mode, due_time)
+        SELECT ticket_id, gen_random_uuid(), 'OBSERVE', now() FROM linkis_user_resource_meta_data";
+    world.database.execute(chosen).await;
     for (words, titles) in LISTS {
         for columns in WIDTHS {
             let lines = world.lines(words, columns);

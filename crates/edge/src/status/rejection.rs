@@ -63,6 +63,10 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
         }
         Rejection::TooManyPriorities { most } => C::state("TOO_MANY_PRIORITIES", [("max", most.to_string())]),
         Rejection::NoSuchPriority(rule) => C::missing("NO_SUCH_PRIORITY", [("rule", rule.clone())]),
+        Rejection::TooManyReclaimPolicies { most } => {
+            C::state("TOO_MANY_RECLAIM_POLICIES", [("max", most.to_string())])
+        }
+        Rejection::NoSuchReclaimPolicy(policy) => C::missing("NO_SUCH_RECLAIM_POLICY", [("policy", policy.clone())]),
         Rejection::LabelMissing { em, key } => {
             C::invalid("LABEL_MISSING", key, rejection.to_string(), of_em(em, [("label", key.clone())]))
         }

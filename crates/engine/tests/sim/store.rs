@@ -248,7 +248,11 @@ impl Store {
         let order = QueueOrder { fair_by, ..QueueOrder::default() };
         let pattern = LabelPattern::new([(USER.to_owned(), None)].into());
         let priorities = Priorities::new([PriorityRule { pattern, default, max: PRIORITY_MAX }]);
-        self.limits = Arc::new(Limits::clone(&self.limits).with_queue_rules(QueueRules { order, priorities }));
+        self.limits = Arc::new(Limits::clone(&self.limits).with_queue_rules(QueueRules {
+            order,
+            priorities,
+            ..QueueRules::default()
+        }));
     }
 
     /// Holds an EM or a user.

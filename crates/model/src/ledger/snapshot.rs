@@ -80,7 +80,7 @@ pub struct TicketPage {
 }
 
 /// Part of the wait queues that a batch reads.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct WaitQueueView {
     /// Entries at the keys that were read, and all keys of the queued requests of the batch.
     pub line: WaitQueues,

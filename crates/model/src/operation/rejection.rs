@@ -132,6 +132,15 @@ pub enum Rejection {
     /// The priority rule does not exist.
     #[error("there is no priority rule {0}; ListPriorities returns all rules")]
     NoSuchPriority(String),
+    /// A new reclaim policy beside the largest allowed number.
+    #[error("there are {most} reclaim policies already; delete one, or let one policy with fewer labels serve several")]
+    TooManyReclaimPolicies {
+        /// Maximum number of policies.
+        most: usize,
+    },
+    /// The reclaim policy does not exist.
+    #[error("there is no reclaim policy {0}; ListReclaimPolicies returns all policies")]
+    NoSuchReclaimPolicy(String),
     /// The policy of the EM kind requires a label that the request does not carry.
     #[error("{key}: is required by the policy of {}; add it to the labels, or set the field of this name", .em.application_name)]
     LabelMissing {

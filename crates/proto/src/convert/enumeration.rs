@@ -6,7 +6,7 @@
 use crate::v1 as proto;
 use rm_model::{
     em_order::EmOrder, external::QueueCheckBasis, limit_mode::LimitMode, name::FieldError, overview::EmState,
-    policy::Check, queue::QueueState, report::Health, selector::Placement, usage_sum::UsageBy,
+    policy::Check, queue::QueueState, reclaim::ReclaimMode, report::Health, selector::Placement, usage_sum::UsageBy,
 };
 
 macro_rules! enumeration {
@@ -39,6 +39,7 @@ enumeration!(LimitMode: Enforced, Advisory, Off);
 enumeration!(Placement: Spread, Pack);
 enumeration!(QueueCheckBasis: Snapshot, LastKnown, Unchecked);
 enumeration!(QueueState: Running, Draining, Stopped);
+enumeration!(ReclaimMode: Off, Observe, Advise, Stop);
 enumeration!(UsageBy: User, Creator, EngineType, Em);
 
 /// Returns the value of an enumeration that a message contains as a number.

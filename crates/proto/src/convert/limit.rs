@@ -1,4 +1,4 @@
-//! Limits, policies, the order and the priorities of waiting requests, and scopes: parses and checks them, and converts them to messages.
+//! Limits, policies, the order and the priorities of waiting requests, reclaim policies, and scopes: parses and checks them, and converts them to messages.
 //!
 //! A parser fails with a [`FieldError`] that names the field, the value and the bound. The functions named `new_…` also
 //! check the names that a call creates; the others accept every stored name. No function here reads or changes a limit.
@@ -20,6 +20,7 @@ use rm_model::{
     order::{FAIR_BY_BYTES_MAX, FAIR_BY_MAX, FairBy, POSITION_KEPT, POSITION_KEPT_MAX, POSITION_KEPT_MIN, QueueOrder},
     policy::{EM_NEW_AFTER, EM_NEW_AFTER_MAX, EM_NEW_AFTER_MIN, Policy, REQUIRED_MAX},
     priority::PriorityRule,
+    reclaim::{GRACE, IDLE_AFTER, PER_MINUTE, PER_MINUTE_MAX, RECLAIM_TIME_MAX, RECLAIM_TIME_MIN, ReclaimPolicy},
     resource::{Dimension, parse_size},
     scope::{EM, EM_APPLICATION, NAMESPACE, QUEUE, Scope, ScopeHoldings, Tally},
 };
@@ -38,11 +39,15 @@ const NAMED_MAX: usize = 1000;
 
 /// Parses the labels of the limit in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<LabelPattern, FieldError> {
-    labels(field, &limit.labels, &limit.each)
+    label_pattern(field, &limit.labels, &limit.each)
 }
 
 /// Parses the labels of the rule in `field`, those with values and `each`.
-fn labels(field: &str, valued: &BTreeMap<String, String>, each: &[String]) -> Result<LabelPattern, FieldError> {
+pub fn label_pattern(
+    field: &str,
+    valued: &BTreeMap<String, String>,
+    each: &[String],
+) -> Result<LabelPattern, FieldError> {
     let count = valued.len() + each.len();
     if count == 0 || count > LABELS_MAX {
         let problem = format!("names {count} labels (with each); must name 1 to {LABELS_MAX}");
@@ -119,12 +124,17 @@ pub fn maxima(
     maxima.iter().map(|(key, max)| Ok((dimension(field, key)?, amount(field, key, *max)?))).collect()
 }
 
+/// Checks the names in the labels of the rule in `field` that a call sets.
+fn check_new_pattern(field: &str, pattern: &LabelPattern) -> Result<(), FieldError> {
+    let in_labels = format!("{field}.labels");
+    let mut labels = pattern.labels().iter();
+    labels.try_for_each(|(key, value)| check_new_label(&in_labels, key, value.as_deref().unwrap_or_default()))
+}
+
 /// Parses the limit in `field` that a call sets, and checks its names.
 pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
     let rule = rule(field, limit)?;
-    for (key, value) in rule.pattern.labels() {
-        check_new_label(&format!("{field}.labels"), key, value.as_deref().unwrap_or_default())?;
-    }
+    check_new_pattern(field, &rule.pattern)?;
     rule.max.keys().try_for_each(|dimension| check_new(&format!("{field}.max"), dimension.name()))?;
     rule.check_labels().map_err(|uncounted| FieldError::new(format!("{field}.max"), uncounted.to_string()))?;
     Ok(rule)
@@ -308,7 +318,7 @@ fn check_fixed(field: &str, key: &str) -> Result<(), FieldError> {
 /// Parses the labels of the priority rule in `field`.
 pub fn priority_pattern(field: &str, message: Option<&proto::Priority>) -> Result<LabelPattern, FieldError> {
     let message = message.ok_or_else(|| FieldError::new(field, "is required"))?;
-    labels(field, &message.labels, &message.each)
+    label_pattern(field, &message.labels, &message.each)
 }
 
 /// Parses the priority rule in `field`.
@@ -327,10 +337,8 @@ pub fn priority(field: &str, message: Option<&proto::Priority>) -> Result<Priori
 pub fn new_priority(field: &str, message: Option<&proto::Priority>) -> Result<PriorityRule, FieldError> {
     let rule = priority(field, message)?;
     let in_labels = format!("{field}.labels");
-    for (key, value) in rule.pattern.labels() {
-        check_fixed(&in_labels, key)?;
-        check_new_label(&in_labels, key, value.as_deref().unwrap_or_default())?;
-    }
+    rule.pattern.keys().try_for_each(|key| check_fixed(&in_labels, key))?;
+    check_new_pattern(field, &rule.pattern)?;
     Ok(rule)
 }
 
@@ -341,13 +349,77 @@ pub fn priority_message(rule: &PriorityRule) -> proto::Priority {
     proto::Priority { labels, each, default_priority, max_priority, name: rule.pattern.to_string() }
 }
 
+/// Parses the labels of the reclaim policy in `field`.
+pub fn reclaim_pattern(field: &str, message: Option<&proto::ReclaimPolicy>) -> Result<LabelPattern, FieldError> {
+    let message = message.ok_or_else(|| FieldError::new(field, "is required"))?;
+    label_pattern(field, &message.labels, &message.each)
+}
+
+/// Parses the reclaim policy in `field`.
+pub fn reclaim_policy(field: &str, message: Option<&proto::ReclaimPolicy>) -> Result<ReclaimPolicy, FieldError> {
+    let message = message.ok_or_else(|| FieldError::new(field, "is required"))?;
+    let in_mode = format!("{field}.mode");
+    let mode = known::<proto::ReclaimMode>(&in_mode, message.mode)?.read();
+    Ok(ReclaimPolicy {
+        pattern: reclaim_pattern(field, Some(message))?,
+        mode: mode.ok_or_else(|| FieldError::new(in_mode, "is required: off, observe, advise or stop"))?,
+        idle_after: reclaim_time(&format!("{field}.idle_after"), message.idle_after, IDLE_AFTER)?,
+        grace: reclaim_time(&format!("{field}.grace"), message.grace, GRACE)?,
+        per_minute: per_minute(&format!("{field}.per_minute"), message.per_minute)?,
+    })
+}
+
+/// Parses the reclaim policy in `field` that a call sets, and checks its names.
+pub fn new_reclaim_policy(field: &str, message: Option<&proto::ReclaimPolicy>) -> Result<ReclaimPolicy, FieldError> {
+    let policy = reclaim_policy(field, message)?;
+    check_new_pattern(field, &policy.pattern)?;
+    Ok(policy)
+}
+
+/// Parses the time in `field` of a reclaim policy. Without one, or if it is 0, returns `default`.
+fn reclaim_time(field: &str, time: Option<prost_types::Duration>, default: Duration) -> Result<Duration, FieldError> {
+    let time = duration(field, time.unwrap_or_default())?;
+    match time.is_zero() {
+        true => Ok(default),
+        false if (RECLAIM_TIME_MIN..=RECLAIM_TIME_MAX).contains(&time) => Ok(as_stored(time)),
+        false => Err(FieldError::new(field, format!("is {time:?}; must be from 1 second to 1 day"))),
+    }
+}
+
+/// Parses the number of tickets in `field` that a reclaim policy recalls within a minute.
+fn per_minute(field: &str, number: i32) -> Result<u32, FieldError> {
+    match u32::try_from(number) {
+        Ok(0) => Ok(PER_MINUTE),
+        Ok(number @ 1..=PER_MINUTE_MAX) => Ok(number),
+        _ => Err(FieldError::new(field, format!("is {number}; must be from 1 to {PER_MINUTE_MAX}"))),
+    }
+}
+
+/// Converts a reclaim policy to a message.
+pub fn reclaim_policy_message(policy: &ReclaimPolicy) -> proto::ReclaimPolicy {
+    let (labels, each) = label_parts(&policy.pattern);
+    proto::ReclaimPolicy {
+        labels,
+        each,
+        mode: proto::ReclaimMode::from(policy.mode).into(),
+        idle_after: prost_types::Duration::try_from(policy.idle_after).ok(),
+        grace: prost_types::Duration::try_from(policy.grace).ok(),
+        per_minute: i32::try_from(policy.per_minute).unwrap_or(i32::MAX),
+        name: policy.pattern.to_string(),
+    }
+}
+
+/// Returns the whole milliseconds of a time, which tables contain.
+fn as_stored(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// Parses the time in `field` for which positions of absent callers are kept.
 fn position_kept(field: &str, time: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
     let Some(time) = time else { return Ok(POSITION_KEPT) };
     let time = duration(field, time)?;
     if time.is_zero() || (POSITION_KEPT_MIN..=POSITION_KEPT_MAX).contains(&time) {
-        // As stored.
-        return Ok(Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
+        return Ok(as_stored(time));
     }
     Err(FieldError::new(field, format!("is {time:?}; must be 0, or from 1 second to 1 hour")))
 }

@@ -14,6 +14,7 @@ use std::{
     },
 };
 
+use sqlx::PgConnection;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
@@ -66,18 +67,18 @@ pub(super) async fn run(
             continue;
         }
         let (reused, commits) = (session.is_open(), seen.commits());
-        let mut state = within_timeout(read(&mut session, &looks, &limits)).await;
+        let mut state = within_timeout(read_for(&mut session, &looks, &limits)).await;
         while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
         {
             // A limit change is in progress; the next read waits for it again.
             fenced.store(true, Ordering::Relaxed);
-            state = within_timeout(read(&mut session, &looks, &limits)).await;
+            state = within_timeout(read_for(&mut session, &looks, &limits)).await;
         }
         fenced.store(false, Ordering::Relaxed);
         if reused && state.is_err() {
             // A connection that broke while idle costs one new connection.
             session.reset();
-            state = within_timeout(read(&mut session, &looks, &limits)).await;
+            state = within_timeout(read_for(&mut session, &looks, &limits)).await;
         }
         match state {
             Ok(state) => {
@@ -111,14 +112,22 @@ pub(super) async fn run(
     }
 }
 
-async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -> Result<CheckState, StoreError> {
-    let connection = session.get().await?;
-    let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
+async fn read_for(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -> Result<CheckState, StoreError> {
+    let requests: Vec<&PlacedRequest> = looks.iter().map(|look| &look.request).collect();
+    read(session.get().await?, &requests, known).await
+}
+
+/// Reads the rows on which `requests` are decided. `known` are the limits of an earlier read.
+pub async fn read(
+    connection: &mut PgConnection,
+    requests: &[&PlacedRequest],
+    known: &Arc<Limits>,
+) -> Result<CheckState, StoreError> {
+    let instances: HashSet<&EmInstance> = requests.iter().map(|request| &request.em).collect();
     let (CurrentLimits { limits, anybody_waits, any_held, .. }, mut ems) =
         em_resource::read_in_force(&mut *connection, known, instances).await?;
     ems.retain(|_, em| em.is_registered());
-    let requests: Vec<&PlacedRequest> = looks.iter().map(|look| &look.request).collect();
-    let (used, ended) = read_state::request_ids(&mut *connection, &requests).await?;
+    let (used, ended) = read_state::request_ids(&mut *connection, requests).await?;
     let scopes: BTreeSet<ScopeCounter> = requests.iter().flat_map(|request| request.counters(&limits)).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
@@ -138,7 +147,7 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
     let in_line: Vec<Uuid> = queued.iter().copied().chain(used.kept_tickets()).collect();
     let line = match anybody_waits {
         true => {
-            read_state::line(&mut *connection, (&requests, &in_line, &used), false, &limits, &clusters, &holds).await?
+            read_state::line(&mut *connection, (requests, &in_line, &used), false, &limits, &clusters, &holds).await?
         }
         false => WaitQueueView::default(),
     };

@@ -7,6 +7,7 @@
 //! - Tickets, EMs, counters: `expiry`, `lost_ems`, `unregister`, `holds`; `count_label_sets`, `prune_counters`, `self_audit`.
 //! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
 //! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `user_sums` (use by user), `announce` (the instance and its tasks).
+//! - Waiting requests: `reclaim` (idle engines that are to end for them).
 //! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).
 
 use std::{
@@ -37,6 +38,7 @@ pub mod lease;
 pub mod lost_ems;
 pub mod prune_counters;
 pub mod prune_history;
+pub mod reclaim;
 pub mod refusals;
 mod round_robin;
 pub mod self_audit;

@@ -14,18 +14,18 @@ use crate::{commit::commit, error::Error, lock_attempts::LockAttempts};
 use rm_model::{
     limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
     name::Name,
-    operation::Rejection,
     order::QueueOrder,
     policy::Policy,
     principal::Actor,
-    priority::{PRIORITY_RULES_MAX, PriorityRule},
+    priority::PriorityRule,
+    reclaim::ReclaimPolicy,
 };
 use rm_store::{
     StoreError,
     action_record::{self, LimitAct},
     em_resource,
     label_set::{self, LabelSetState},
-    limit, limit_change, policy, queue_order, queue_priority,
+    limit, limit_change, policy, queue_order, queue_priority, reclaim_policy,
     session::{self, Session, within_timeout},
     waiting::{self, FreedNotification},
 };
@@ -50,6 +50,10 @@ pub(super) enum FencedChange {
     SetPriority(PriorityRule),
     /// Delete the priority rule of this pattern.
     DeletePriority(LabelPattern),
+    /// Set a reclaim policy.
+    SetReclaimPolicy(ReclaimPolicy),
+    /// Delete the reclaim policy of this pattern.
+    DeleteReclaimPolicy(LabelPattern),
     /// Activate label sets whose tickets are all counted.
     Decide(Vec<i64>),
 }
@@ -119,6 +123,8 @@ impl FencedChange {
             }
             Self::SetPriority(rule) => set_priority(connection, &rule.pattern, Some(rule)).await?,
             Self::DeletePriority(pattern) => set_priority(connection, pattern, None).await?,
+            Self::SetReclaimPolicy(policy) => set_reclaim_policy(connection, &policy.pattern, Some(policy)).await?,
+            Self::DeleteReclaimPolicy(pattern) => set_reclaim_policy(connection, pattern, None).await?,
             Self::Decide(counted) => {
                 let lines = switch(connection, counted).await?;
                 return Ok(ChangeResult { lines, ..ChangeResult::default() });
@@ -163,11 +169,8 @@ impl ChangeResult {
     /// Returns the lines that mark the start of effect of lines written in advance: one per label set that decided before. A
     /// new label set gets its line when it is counted.
     fn in_force(&self) -> Vec<LimitAct> {
-        let label_set = |line: &LimitAct| match line {
-            LimitAct::Set(rule, _) | LimitAct::Deleted(rule) => Some(rule.label_set()),
-            LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::Priority { .. } | LimitAct::InForce(_) => None,
-        };
-        let changed: BTreeSet<_> = self.lines.iter().filter_map(label_set).collect();
+        let label_set = |(pattern, _): (&LabelPattern, _)| pattern.keys().map(str::to_owned).collect();
+        let changed: BTreeSet<_> = self.lines.iter().filter_map(of_rule).map(label_set).collect();
         changed.intersection(&self.counted.decided).cloned().map(LimitAct::InForce).collect()
     }
 }
@@ -177,7 +180,11 @@ fn of_rule(line: &LimitAct) -> Option<(&LabelPattern, Option<&Rule>)> {
     match line {
         LimitAct::Set(rule, _) => Some((&rule.pattern, Some(rule))),
         LimitAct::Deleted(rule) => Some((&rule.pattern, None)),
-        LimitAct::Policy(..) | LimitAct::Order(..) | LimitAct::Priority { .. } | LimitAct::InForce(_) => None,
+        LimitAct::Policy(..)
+        | LimitAct::Order(..)
+        | LimitAct::Priority(_)
+        | LimitAct::ReclaimPolicy(_)
+        | LimitAct::InForce(_) => None,
     }
 }
 
@@ -200,18 +207,26 @@ async fn set_priority(
     pattern: &LabelPattern,
     after: Option<&PriorityRule>,
 ) -> Result<Vec<LimitAct>, Error> {
-    let stored = queue_priority::read(&mut *connection).await?;
-    let before = stored.rules().iter().find(|rule| rule.pattern == *pattern);
-    match (before, after) {
-        (None, None) => return Err(Rejection::NoSuchPriority(pattern.to_string()).into()),
-        (None, Some(_)) if stored.rules().len() >= PRIORITY_RULES_MAX => {
-            return Err(Rejection::TooManyPriorities { most: PRIORITY_RULES_MAX }.into());
-        }
-        (_, Some(rule)) => queue_priority::upsert(connection, rule).await?,
-        (_, None) => queue_priority::delete(connection, pattern).await?,
+    let change = queue_priority::read(&mut *connection).await?.change(pattern, after)?;
+    match after {
+        Some(rule) => queue_priority::upsert(connection, rule).await?,
+        None => queue_priority::delete(connection, pattern).await?,
     }
-    let (pattern, before, after) = (pattern.clone(), before.cloned(), after.cloned());
-    Ok(vec![LimitAct::Priority { pattern, before, after }])
+    Ok(vec![LimitAct::Priority(change)])
+}
+
+/// Sets or deletes a reclaim policy.
+async fn set_reclaim_policy(
+    connection: &mut PgConnection,
+    pattern: &LabelPattern,
+    after: Option<&ReclaimPolicy>,
+) -> Result<Vec<LimitAct>, Error> {
+    let change = reclaim_policy::read(&mut *connection).await?.change(pattern, after)?;
+    match after {
+        Some(policy) => reclaim_policy::upsert(connection, policy).await?,
+        None => reclaim_policy::delete(connection, pattern).await?,
+    }
+    Ok(vec![LimitAct::ReclaimPolicy(change)])
 }
 
 /// Activates counted label sets in place of those that counted the same labels.
@@ -290,14 +305,7 @@ async fn fenced(
 async fn reconcile(connection: &mut PgConnection, lines: &[LimitAct]) -> Result<RecountPlan, StoreError> {
     let policies = policy::read(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
-    let of_new_rule = |line: &LimitAct| match line {
-        LimitAct::Set(rule, _) => Some(rule.label_set()),
-        LimitAct::Deleted(_)
-        | LimitAct::Policy(..)
-        | LimitAct::Order(..)
-        | LimitAct::Priority { .. }
-        | LimitAct::InForce(_) => None,
-    };
+    let of_new_rule = |line| of_rule(line).and_then(|(_, rule)| rule).map(Rule::label_set);
     // Other label sets have no rule; otherwise they would be counted.
     let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();
     let wanted = CountingRule::wanted(limit::label_sets(&mut *connection, known).await?, &policies);

@@ -11,12 +11,13 @@ use time::OffsetDateTime;
 use rm_model::{
     action::Action,
     audit::{Difference, Subject},
-    limit::{LabelPattern, Rule},
+    limit::{LabelPattern, PatternChange, Rule},
     name::Name,
     order::QueueOrder,
     policy::Policy,
     principal::{Actor, Principal},
     priority::PriorityRule,
+    reclaim::ReclaimPolicy,
     recorded_state::RecordedState,
     resource::{Resource, ResourceType},
 };
@@ -40,14 +41,9 @@ pub enum LimitAct {
     /// The order of waiting requests was set; with the previous order.
     Order(QueueOrder, QueueOrder),
     /// The priority rule of a pattern was set, or deleted.
-    Priority {
-        /// Pattern of the rule.
-        pattern: LabelPattern,
-        /// Rule before the change, if any.
-        before: Option<PriorityRule>,
-        /// Rule after the change; `None` if it was deleted.
-        after: Option<PriorityRule>,
-    },
+    Priority(PatternChange<PriorityRule>),
+    /// The reclaim policy of a pattern was set, or deleted.
+    ReclaimPolicy(PatternChange<ReclaimPolicy>),
     /// The rules of a label set decide from this line on. Either all of its tickets are now counted, or a change of
     /// very many of its rules was recorded before the fence.
     InForce(BTreeSet<String>),
@@ -89,6 +85,21 @@ impl<'a> LimitLine<'a> {
         }
     }
 
+    /// Returns the line of a rule that was set or deleted, with the action of each.
+    fn of_change<R>(
+        change: &PatternChange<R>,
+        [set, deleted]: [Action; 2],
+        state: fn(&R) -> RecordedState,
+        by: &'a Actor,
+    ) -> Self {
+        Self {
+            object: Some(change.pattern.to_string().into()),
+            before: change.before.as_ref().map(state),
+            after: change.after.as_ref().map(state),
+            ..Self::new(if change.after.is_some() { set } else { deleted }, None, by)
+        }
+    }
+
     fn of(act: &'a LimitAct, by: &'a Actor) -> Self {
         match act {
             LimitAct::Set(rule, before) => Self {
@@ -114,12 +125,14 @@ impl<'a> LimitLine<'a> {
                 after: Some(RecordedState::of_order(order)),
                 ..Self::new(Action::OrderSet, None, by)
             },
-            LimitAct::Priority { pattern, before, after } => Self {
-                object: Some(pattern.to_string().into()),
-                before: before.as_ref().map(RecordedState::of_priority),
-                after: after.as_ref().map(RecordedState::of_priority),
-                ..Self::new(after.as_ref().map_or(Action::PriorityDeleted, |_| Action::PrioritySet), None, by)
-            },
+            LimitAct::Priority(change) => {
+                let actions = [Action::PrioritySet, Action::PriorityDeleted];
+                Self::of_change(change, actions, RecordedState::of_priority, by)
+            }
+            LimitAct::ReclaimPolicy(change) => {
+                let actions = [Action::ReclaimPolicySet, Action::ReclaimPolicyDeleted];
+                Self::of_change(change, actions, RecordedState::of_reclaim_policy, by)
+            }
             // The actor is the service itself, without an address and a reason.
             LimitAct::InForce(keys) => {
                 let labels = LabelPattern::new(keys.iter().map(|key| (key.clone(), None)).collect());

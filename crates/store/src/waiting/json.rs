@@ -13,9 +13,11 @@ use crate::{
 };
 use rm_model::{
     cap::Cap,
+    name::Labels,
     order::{AnyEm, TurnKey},
     resource::Dimension,
     scope::Scope,
+    selector::EmSelector,
     wait_queue::{QueuePosition, WaitKey},
 };
 
@@ -40,6 +42,27 @@ pub(super) fn parse_caps(json: &str) -> Result<Vec<Cap>, StoreError> {
         max.into_iter().map(|(key, max)| Ok((dimension(TABLE.0, &key)?, max))).collect()
     };
     caps.into_iter().map(|cap| Ok(Cap { keys: cap.keys, max: max(cap.max)? })).collect()
+}
+
+/// Stored form of the conditions on the EM of a request that names none.
+#[derive(Serialize, Deserialize)]
+struct EmConditionsJson {
+    application_name: Option<String>,
+    required: BTreeMap<String, String>,
+}
+
+pub(super) fn em_conditions_json(selector: &EmSelector) -> String {
+    let application_name = selector.application_name.as_ref().map(ToString::to_string);
+    serde_json::json!(EmConditionsJson { application_name, required: selector.required.as_map().clone() }).to_string()
+}
+
+/// Returns the stored conditions, without preferences.
+pub(super) fn parse_em_conditions(json: &str) -> Result<EmSelector, StoreError> {
+    let wrong = |error: &dyn std::fmt::Display| StoreError::inconsistent(TABLE.0, error.to_string());
+    let EmConditionsJson { application_name, required } = serde_json::from_str(json).map_err(|error| wrong(&error))?;
+    let application_name = application_name.map(|name| TABLE.name("em_selector", &name)).transpose()?;
+    let required = Labels::parse("em_selector", required).map_err(|error| wrong(&error))?;
+    Ok(EmSelector { application_name, required, ..EmSelector::default() })
 }
 
 pub(crate) fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {

@@ -5,17 +5,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::PgExecutor;
+use uuid::Uuid;
 
 use crate::{StoreError, rows::TableRow};
 use rm_model::{
     name::Name,
     order::Class,
+    selector::EmSelector,
     wait_queue::{QueuePosition, WaitKey, WaitingRequest},
 };
 
 use super::{
     ENTRIES_MAX, LAST_POSITION, TABLE,
-    json::{parse_caps, parse_position, parse_wait_key, wait_key_hash},
+    json::{parse_caps, parse_em_conditions, parse_position, parse_wait_key, wait_key_hash},
 };
 
 fn waiting(row: TableRow<'_>) -> Result<(QueuePosition, WaitingRequest), StoreError> {
@@ -163,4 +165,57 @@ pub async fn list(
         .fetch_all(executor)
         .await?;
     TABLE.parse(&rows, waiting)
+}
+
+/// A waiting request with a caller.
+#[derive(Debug)]
+pub struct PresentRequest {
+    /// The position.
+    pub position: QueuePosition,
+    /// The request.
+    pub request: WaitingRequest,
+    /// Conditions on the EM, without preferences; `None` if the request names its EM, or an earlier release has stored it.
+    pub selector: Option<EmSelector>,
+}
+
+/// Returns the requests with callers: up to `limit` after the position `after`, and those of `ticket_ids`, in the order of their positions.
+/// A row that cannot be read is logged and left out: it must not block the others.
+pub async fn present(
+    executor: impl PgExecutor<'_>,
+    after: Option<QueuePosition>,
+    limit: i64,
+    ticket_ids: &[Uuid],
+) -> Result<Vec<PresentRequest>, StoreError> {
+    let rows = sqlx::query(
+        r#"-- waiting::present
+        SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em, w.resource_type,
+            w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until, w.claim, w.kept_until, w.class, w.priority,
+            w.position, w.em_selector::text
+        FROM (
+            (SELECT w.* FROM linkis_resource_waiting w JOIN linkis_rm_instance i ON i.instance_id = w.instance_id
+                WHERE i.alive_until > clock_timestamp() AND w.claim IS NOT NULL AND w.position > $1 ORDER BY w.position LIMIT $2)
+            UNION ALL
+            (SELECT w.* FROM linkis_resource_waiting w JOIN linkis_rm_instance i ON i.instance_id = w.instance_id
+                WHERE i.alive_until > clock_timestamp() AND w.claim IS NOT NULL AND w.ticket_id = ANY ($3))
+        ) w ORDER BY w.position"#,
+    )
+    .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
+    .bind(limit)
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    let readable = rows.iter().filter_map(|row| {
+        let request = present_request(TABLE.row(row));
+        request.inspect_err(|error| tracing::error!(error = %error, "a waiting request cannot be read")).ok()
+    });
+    Ok(readable.collect())
+}
+
+fn present_request(row: TableRow<'_>) -> Result<PresentRequest, StoreError> {
+    let selector: Option<&str> = row.get("em_selector")?;
+    Ok(PresentRequest {
+        position: parse_position(row.get("position")?)?,
+        request: request(row)?,
+        selector: selector.map(parse_em_conditions).transpose()?,
+    })
 }

@@ -10,6 +10,7 @@ use prometheus_client::metrics::{
 };
 use rm_model::{
     access::{JwtRejection, Unauthenticated},
+    reclaim::{Reclaim, ReclaimProgress, ReclaimResult},
     text_enum,
 };
 
@@ -284,5 +285,62 @@ metrics! {
             batch_seconds();
         pub tickets: Gauge = "user_sums_tickets",
             "Live tickets in the memory of this instance, about 100 bytes each: 0 without the lease";
+    }
+}
+
+metrics! {
+    /// Metrics of the tickets of idle engines that are to end because requests wait.
+    pub struct ReclaimMetrics {
+        tickets: Family<Label, Gauge> = "reclaim_tickets",
+            "Chosen tickets of idle engines, on the instance with the lease: unanswered ones stay idle in spite of their recall",
+            family("state", ReclaimState::ALL.map(ReclaimState::as_str));
+        chosen: Counter = "reclaim_chosen_total",
+            "Tickets of idle engines that were chosen because a request waits";
+        pub recalled: Counter = "reclaim_recalled_total",
+            "Tickets of idle engines that were recalled because a request waits";
+        results: Family<Label, Counter> = "reclaim_results_total",
+            "Chosen tickets by their result: taken_back ended after their recall",
+            family("result", ReclaimResult::ALL.map(ReclaimResult::as_str));
+        pub step: Histogram = "reclaim_step_seconds",
+            "Duration of a step that chooses tickets of idle engines",
+            batch_seconds();
+    }
+}
+
+text_enum! {
+    /// State of a chosen ticket: the label `state` of `reclaim_tickets`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum ReclaimState {
+        /// It is not recalled yet.
+        Chosen = "chosen",
+        /// It is recalled.
+        Recalled = "recalled",
+        /// Its engine is still idle some time later.
+        Unanswered = "unanswered",
+    }
+}
+
+impl ReclaimMetrics {
+    /// Notes the chosen tickets; none without the lease.
+    pub fn note(&self, rows: &[Reclaim]) {
+        let state = |row: &Reclaim| match row.progress {
+            ReclaimProgress::Chosen { .. } => Some(ReclaimState::Chosen),
+            ReclaimProgress::Recalled => Some(ReclaimState::Recalled),
+            ReclaimProgress::Unanswered { .. } => Some(ReclaimState::Unanswered),
+            ReclaimProgress::Busy | ReclaimProgress::Ended { .. } => None,
+        };
+        for shown in ReclaimState::ALL {
+            let count = rows.iter().filter(|row| state(row) == Some(shown)).count();
+            let gauge = self.tickets.get_or_create(&[("state", shown.as_str())]);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Counts new and deleted rows.
+    pub fn changed(&self, new: usize, deleted: &[Reclaim]) {
+        self.chosen.inc_by(new as u64);
+        for row in deleted {
+            self.results.get_or_create(&[("result", row.result().as_str())]).inc();
+        }
     }
 }

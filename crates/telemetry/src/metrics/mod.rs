@@ -104,6 +104,8 @@ pub struct MetricFamilies {
     pub follow: components::FollowMetrics,
     /// Sums by user.
     pub user_sums: components::UserSumMetrics,
+    /// Tickets of idle engines that are to end because requests wait.
+    pub reclaim: components::ReclaimMetrics,
 }
 
 impl Deref for Metrics {
@@ -145,6 +147,7 @@ impl Metrics {
         let overviews = components::OverviewMetrics::register(ours);
         let follow = components::FollowMetrics::register(ours);
         let user_sums = components::UserSumMetrics::register(ours);
+        let reclaim = components::ReclaimMetrics::register(ours);
         Self(Arc::new(MetricFamilies {
             registry,
             tasks,
@@ -161,6 +164,7 @@ impl Metrics {
             overviews,
             follow,
             user_sums,
+            reclaim,
         }))
     }
 

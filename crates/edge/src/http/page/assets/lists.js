@@ -168,9 +168,10 @@ export const since = (ago) => new Date(Math.floor((now() / 1000 - ago) / 60) * 6
 
 const ACTIONS = {
   EMs: ["registered", "resized", "unregistered", "lost", "drained", "resumed", "held", "hold_ended"],
-  limits: ["limit_set", "limit_deleted", "limits_in_force", "policy_set", "order_set", "priority_set", "priority_deleted"],
+  limits: ["limit_set", "limit_deleted", "limits_in_force", "policy_set", "order_set", "priority_set", "priority_deleted",
+    "reclaim_policy_set", "reclaim_policy_deleted"],
   repairs: ["repaired", "forced", "removed_from_queue", "adopted"],
-  ends: ["released", "forced", "expired", "unregistered", "lost"],
+  ends: ["released", "forced", "expired", "unregistered", "lost", "recalled"],
 };
 
 const history = {

@@ -19,6 +19,7 @@ final class Repetition {
             "linkis.rm.v1.ResourceManagerService/Unregister",
             "linkis.rm.v1.LimitService/DeleteLimit",
             "linkis.rm.v1.LimitService/DeletePriority",
+            "linkis.rm.v1.LimitService/DeleteReclaimPolicy",
             "linkis.rm.v1.LimitService/ReplaceLimits",
             "linkis.rm.v1.AdminService/Repair",
             "linkis.rm.v1.AdminService/Resume",

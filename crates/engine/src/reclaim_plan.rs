@@ -1,0 +1,220 @@
+//! Plan of the chosen tickets: which are new, which are withdrawn, and which are recalled.
+//!
+//! A plan is made for some of the waiting requests. Rows for other requests stay: neither these requests nor their tickets count. A recalled
+//! ticket counts as ended. So repeated plans of an unchanged state are equal, and no capacity is chosen twice. Tickets that are only observed
+//! are chosen last, because they do not come back.
+//!
+//! Never: writes a row. Caller: the task `reclaim`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use rm_model::{
+    em::EmInstance,
+    limit::Limits,
+    reclaim::{NewReclaim, Reclaim, ReclaimFor, ReclaimMode, ReclaimPolicy, ReclaimProgress},
+    ticket::{Ticket, TicketState},
+};
+
+use super::{
+    observed_state::CheckState,
+    reclaim_choice::{EarlierChoice, IdleTicket, ReclaimChoice, ReclaimTrial, TriedRequest},
+};
+
+/// State from which a plan is made.
+#[derive(Debug)]
+pub struct ReclaimView {
+    /// State of the requests, with the EMs and counters of all tickets.
+    pub state: CheckState,
+    /// Waiting requests, in the order of their positions.
+    pub requests: Vec<TriedRequest>,
+    /// Live tickets of the rows, and the longest idle ones where the requests are short.
+    pub tickets: BTreeMap<Uuid, Ticket>,
+    /// EMs that are silent or unhealthy. They stop no engine.
+    pub unavailable: BTreeSet<EmInstance>,
+    /// All rows, the earliest choice first.
+    pub rows: Vec<Reclaim>,
+    /// Maximum number of rows whose tickets may come back, and a quarter of that of all rows.
+    pub rows_max: usize,
+    /// Database time.
+    pub now: OffsetDateTime,
+}
+
+/// Changes of the rows.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ReclaimPlan {
+    /// Rows to insert or replace.
+    pub new: Vec<NewReclaim>,
+    /// Number of rows to insert.
+    pub added: usize,
+    /// Rows to delete.
+    pub withdrawn: Vec<Reclaim>,
+    /// Requests whose tickets are all to be recalled.
+    pub due: Vec<DueChoice>,
+}
+
+/// A choice whose grace periods have ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DueChoice {
+    /// The choice.
+    pub choice: ReclaimChoice,
+    /// Policy of each ticket.
+    pub policies: Vec<ReclaimPolicy>,
+}
+
+/// Part of a row in the next choice.
+enum RowPart {
+    /// The choice decides anew. A row that it does not take is deleted.
+    Open,
+    /// It is recalled, and counts as ended.
+    Coming,
+    /// It stays, and serves a request that is not tried now.
+    Kept,
+    /// Its ticket stays, and is not chosen.
+    Staying,
+    /// The row is deleted.
+    Withdrawn,
+}
+
+/// Rows by their parts.
+#[derive(Default)]
+struct RowParts<'a> {
+    open: BTreeMap<Uuid, (usize, &'a Reclaim)>,
+    coming: Vec<&'a Reclaim>,
+    kept: Vec<&'a Reclaim>,
+    /// Tickets that are not chosen.
+    others: BTreeSet<Uuid>,
+    withdrawn: Vec<Reclaim>,
+    /// Number of rows whose tickets may come back.
+    count: usize,
+}
+
+impl ReclaimView {
+    /// Makes the plan.
+    pub fn plan(self) -> ReclaimPlan {
+        let mut parts = self.parts();
+        let (observed, recalled): (Vec<IdleTicket>, Vec<IdleTicket>) = self
+            .tickets
+            .values()
+            .filter_map(|ticket| self.idle(ticket, &parts))
+            .partition(|idle| self.policy(&idle.ticket).is_some_and(|policy| policy.mode == ReclaimMode::Observe));
+        let Self { state, requests, tickets, rows_max, .. } = &self;
+        let (limits, mut plan) = (state.limits.clone(), ReclaimPlan::default());
+        let mut trial = ReclaimTrial::new(self.state.clone());
+        let coming = parts.coming.iter().filter_map(|row| tickets.get(&row.ticket_id));
+        coming.for_each(|ticket| trial.end(ticket));
+        let (kept_observed, kept): (Vec<&Reclaim>, Vec<&Reclaim>) =
+            parts.kept.iter().partition(|row| row.mode == ReclaimMode::Observe);
+        kept.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
+        let mut choices = trial.choose(requests, &recalled);
+        kept_observed.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
+        choices.extend(trial.choose(requests, &observed));
+        for choice in choices {
+            let stays = |row: &Reclaim, mode| row.for_ticket_id == choice.request && row.mode == mode;
+            let (mut new, mut added, mut is_due, mut policies) = (Vec::new(), 0, true, Vec::new());
+            for ticket_id in &choice.tickets {
+                let Some(policy) = tickets.get(ticket_id).and_then(|ticket| policy_of(&limits, ticket)) else {
+                    continue;
+                };
+                let (mode, grace) = (policy.mode, policy.grace);
+                policies.push(policy.clone());
+                match parts.open.remove(ticket_id) {
+                    Some((_, row)) if stays(row, mode) => {
+                        let can_end = mode != ReclaimMode::Observe;
+                        is_due &= can_end && row.progress == ReclaimProgress::Chosen { is_due: true };
+                    }
+                    stored => {
+                        added += usize::from(stored.is_none());
+                        is_due = false;
+                        new.push(NewReclaim { ticket_id: *ticket_id, for_ticket_id: choice.request, mode, grace });
+                    }
+                }
+            }
+            let has_room = |count: usize, max: usize| count + plan.added + added <= max;
+            if has_room(parts.count, *rows_max) && has_room(self.rows.len(), 4 * rows_max) {
+                plan.added += added;
+                plan.new.extend(new);
+            }
+            if is_due {
+                plan.due.push(DueChoice { choice, policies });
+            }
+        }
+        plan.withdrawn = parts.withdrawn;
+        plan.withdrawn.extend(parts.open.into_values().map(|(_, row)| row.clone()));
+        plan
+    }
+
+    fn parts(&self) -> RowParts<'_> {
+        let tried: BTreeSet<Uuid> = self.requests.iter().map(|request| request.ticket_id).collect();
+        let mut parts = RowParts::default();
+        for (number, row) in self.rows.iter().enumerate() {
+            let policy = self.tickets.get(&row.ticket_id).and_then(|ticket| self.policy(ticket));
+            match part_of(row, policy, &tried) {
+                RowPart::Open => drop(parts.open.insert(row.ticket_id, (number, row))),
+                RowPart::Coming => {
+                    parts.others.insert(row.ticket_id);
+                    parts.coming.push(row);
+                }
+                RowPart::Kept => {
+                    parts.others.insert(row.ticket_id);
+                    parts.kept.push(row);
+                }
+                RowPart::Staying => drop(parts.others.insert(row.ticket_id)),
+                RowPart::Withdrawn => parts.withdrawn.push(row.clone()),
+            }
+        }
+        parts.count = parts.open.len() + parts.coming.len() + parts.kept.len();
+        parts
+    }
+
+    fn policy(&self, ticket: &Ticket) -> Option<&ReclaimPolicy> {
+        policy_of(&self.state.limits, ticket)
+    }
+
+    /// Returns a ticket as a candidate; `None` if its policy or its EM does not let its engine end now.
+    fn idle(&self, ticket: &Ticket, parts: &RowParts<'_>) -> Option<IdleTicket> {
+        let TicketState::Used { idle_since: Some(idle_since), .. } = ticket.state else { return None };
+        let policy = self.policy(ticket).filter(|policy| idle_since + policy.idle_after <= self.now)?;
+        let em = self.state.ems.get(&ticket.em)?;
+        let can_stop = em.is_registered() && !em.is_held && !self.unavailable.contains(&ticket.em);
+        let row = parts.open.get(&ticket.id);
+        let is_due = row.is_some_and(|(_, row)| row.progress == ReclaimProgress::Chosen { is_due: true });
+        let idle = IdleTicket {
+            ticket: ticket.clone(),
+            idle_since,
+            ready_at: if is_due { self.now } else { self.now + policy.grace },
+            chosen: row.map(|(number, row)| EarlierChoice { number: *number, request: row.for_ticket_id }),
+        };
+        (can_stop && !parts.others.contains(&ticket.id)).then_some(idle)
+    }
+}
+
+/// Returns the policy of a ticket; `None` if none lets its engine end.
+pub fn policy_of<'a>(limits: &'a Limits, ticket: &Ticket) -> Option<&'a ReclaimPolicy> {
+    limits.queue_rules().reclaim.deciding(&ticket.ticket_labels()).filter(|policy| policy.mode != ReclaimMode::Off)
+}
+
+fn part_of(row: &Reclaim, policy: Option<&ReclaimPolicy>, tried: &BTreeSet<Uuid>) -> RowPart {
+    match (row.progress, row.request) {
+        (ReclaimProgress::Ended { .. } | ReclaimProgress::Busy, _) => RowPart::Withdrawn,
+        _ if policy.is_none_or(|policy| policy.mode != row.mode && row.is_recalled()) => RowPart::Withdrawn,
+        (ReclaimProgress::Recalled, _) => RowPart::Coming,
+        (ReclaimProgress::Unanswered { is_over }, _) => {
+            if is_over {
+                RowPart::Withdrawn
+            } else {
+                RowPart::Staying
+            }
+        }
+        (ReclaimProgress::Chosen { .. }, ReclaimFor::Gone) => RowPart::Open,
+        (ReclaimProgress::Chosen { is_due: true }, ReclaimFor::Absent) => RowPart::Open,
+        (ReclaimProgress::Chosen { .. }, ReclaimFor::Present) if tried.contains(&row.for_ticket_id) => RowPart::Open,
+        (ReclaimProgress::Chosen { .. }, _) => RowPart::Kept,
+    }
+}
+
+#[cfg(test)]
+#[path = "reclaim_tests.rs"]
+mod tests;

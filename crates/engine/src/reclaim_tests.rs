@@ -1,0 +1,497 @@
+//! Tests of the choice and the plan of idle engines that end because requests wait.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use rm_model::{
+    em::{Em, EmInstance},
+    ledger::{WaitQueueView, counters},
+    limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
+    limit_mode::LimitMode,
+    name::{Labels, Name},
+    operation::{PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
+    order::QueueRules,
+    principal::Principal,
+    reclaim::{ReclaimPolicies, ReclaimPolicy},
+    resource::{Dimension, Resource},
+    scope::ScopeHoldings,
+    selector::EmSelector,
+    ticket::EngineInstance,
+    wait_queue::{QueueEntry, QueuePosition, WaitKey},
+};
+
+use super::{super::reclaim_choice::short_keys, *};
+
+fn name(text: &str) -> Name {
+    Name::parse("name", text).unwrap()
+}
+
+fn em_instance(em: &str) -> EmInstance {
+    EmInstance::parse("em", "ecm", em).unwrap()
+}
+
+fn id(number: u128) -> Uuid {
+    Uuid::from_u128(number)
+}
+
+fn at(seconds: i64) -> OffsetDateTime {
+    OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seconds)
+}
+
+const NOW: i64 = 10_000;
+
+/// A cluster of EMs with the same number of cores, whose users have a limit, and whose tickets may end after a minute without a task.
+struct World {
+    limits: Arc<Limits>,
+    cores: i64,
+    tickets: BTreeMap<Uuid, Ticket>,
+    requests: Vec<TriedRequest>,
+    rows: Vec<Reclaim>,
+    unavailable: Vec<&'static str>,
+}
+
+fn pattern(labels: &[(&str, Option<&str>)]) -> LabelPattern {
+    LabelPattern::new(labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect())
+}
+
+fn policy(labels: &[(&str, Option<&str>)], mode: ReclaimMode) -> ReclaimPolicy {
+    let (idle_after, grace) = (Duration::from_secs(60), Duration::from_secs(30));
+    ReclaimPolicy { pattern: pattern(labels), mode, idle_after, grace, per_minute: 60 }
+}
+
+impl World {
+    fn new(cores: i64, of_user: i64) -> Self {
+        let max = BTreeMap::from([(Dimension::Cores, of_user)]);
+        let rule = Rule { pattern: pattern(&[("user", None)]), mode: LimitMode::Enforced, max };
+        let counting = CountingRule::wanted([rule.label_set()].into(), &BTreeMap::new()).pop_first().unwrap();
+        let limits = Limits::new(Uuid::nil(), vec![LabelSet { id: 1, counting, is_counted: true }], [rule]);
+        let world = Self {
+            limits: limits.into(),
+            cores,
+            tickets: BTreeMap::new(),
+            requests: vec![],
+            rows: vec![],
+            unavailable: vec![],
+        };
+        world.with_policies([policy(&[("user", None)], ReclaimMode::Stop)])
+    }
+
+    fn with_policies(mut self, policies: impl IntoIterator<Item = ReclaimPolicy>) -> Self {
+        let rules = QueueRules { reclaim: ReclaimPolicies::new(policies), ..QueueRules::default() };
+        self.limits = Limits::clone(&self.limits).with_queue_rules(rules).into();
+        self
+    }
+
+    /// Adds a ticket of one core; `idle_since` is `None` for a busy engine.
+    fn ticket(&mut self, number: u128, em: &str, (user, engine_type): (&str, &str), idle_since: Option<i64>) {
+        let state = TicketState::Used {
+            resource: Resource::cpu(1).unwrap(),
+            engine: EngineInstance { application_name: name("engine"), instance: name("engine:1") },
+            used_time: at(0),
+            idle_since: idle_since.map(at),
+        };
+        let ticket = Ticket {
+            id: id(number),
+            user: name(user),
+            creator: name("IDE"),
+            engine_type: engine_type.to_owned(),
+            em: em_instance(em),
+            labels: Labels::default(),
+            locked_time: at(0),
+            state,
+            principal: Principal::Anonymous,
+            em_epoch: 1,
+        };
+        self.tickets.insert(ticket.id, ticket);
+    }
+
+    /// Adds a waiting request, behind all others.
+    fn request(&mut self, number: u128, em: &str, (user, engine_type): (&str, &str), cores: i64) {
+        let position = QueuePosition::new(0, at(i64::try_from(self.requests.len()).unwrap()), id(number));
+        let wait = WaitParameters {
+            claim: id(number),
+            instance_id: Uuid::nil(),
+            remaining: Duration::ZERO,
+            is_elsewhere: false,
+            priority: Some(0),
+            position: Some(position),
+        };
+        let spec = RequestSpec {
+            principal: Principal::Anonymous,
+            ticket_id: id(number),
+            user: name(user),
+            creator: name("IDE"),
+            engine_type: engine_type.to_owned(),
+            resource: Resource::cpu(cores).unwrap(),
+            labels: Labels::default(),
+            selector: EmSelector::default(),
+            caps: vec![],
+            lock_ttl: Duration::ZERO,
+            request_id: None,
+            return_counters: false,
+            priority: 0,
+            may_wait: true,
+        };
+        let (em, wait, scopes) = (em_instance(em), Some(wait), RequestScopes::default());
+        let place = PlacedRequest { em, ask: spec.into(), wait, any_em: false, is_em_unavailable: false, scopes };
+        self.requests.push(TriedRequest { ticket_id: id(number), wait_until: at(NOW + 600), places: vec![place] });
+    }
+
+    /// Lets the last request be tried at another EM, too.
+    fn also_at(&mut self, em: &str) {
+        let places = &mut self.requests.last_mut().unwrap().places;
+        let scopes = RequestScopes::default();
+        places.push(PlacedRequest { em: em_instance(em), scopes, ..places[0].clone() });
+    }
+
+    fn row(&mut self, ticket: u128, request: u128, progress: ReclaimProgress, state: ReclaimFor) {
+        let (ticket_id, for_ticket_id, mode) = (id(ticket), id(request), ReclaimMode::Stop);
+        self.rows.push(Reclaim { ticket_id, for_ticket_id, mode, progress, request: state });
+    }
+
+    fn em(&self, em: &str) -> Em {
+        let (none, total) = (Resource::cpu(0).unwrap(), Resource::cpu(self.cores).unwrap());
+        let on_em = self.tickets.values().filter(|ticket| ticket.em == em_instance(em));
+        let used = on_em.fold(none.clone(), |sum, ticket| sum.add(ticket.resource()).unwrap());
+        Em {
+            instance: em_instance(em),
+            total,
+            protected: none.clone(),
+            used,
+            locked: none,
+            used_tickets: Default::default(),
+            labels: Labels::default(),
+            reserved: Labels::default(),
+            epoch: 1,
+            register_time: at(0),
+            version: 1,
+            going: None,
+            counted: rm_model::em::LabelSetProgress { to: 1, under_way: None },
+            drain: None,
+            is_held: false,
+        }
+    }
+
+    fn state(&self) -> CheckState {
+        let ems = ["a", "b"].map(|em| (em_instance(em), self.em(em)));
+        let ems = HashMap::from(ems);
+        let mut scopes = HashMap::<_, ScopeHoldings>::new();
+        for ticket in self.tickets.values() {
+            for at in counters(&self.limits, ems[&ticket.em].counted, ticket.id, &ticket.ticket_labels()) {
+                scopes.entry(at.counter.clone()).or_default().used.add(at.share(ticket.resource()), 1).unwrap();
+            }
+        }
+        let mut line = WaitQueueView { wait_keys: Some(BTreeMap::new()), ..WaitQueueView::default() };
+        let mut state = CheckState { ems, limits: self.limits.clone(), scopes, ..CheckState::default() };
+        for request in self.requests.iter().map(|request| &request.places[0]) {
+            let short = short_keys(&state, &PlacedRequest { wait: None, ..request.clone() });
+            // A request that fits is about to be granted.
+            let wait_keys = if short.is_empty() { [WaitKey::Em(request.em.clone())].into() } else { short };
+            for wait_key in wait_keys {
+                let entry = QueueEntry { resource: request.ask.resource.clone(), is_short: true };
+                line.line.insert(wait_key, request.position().unwrap(), entry);
+            }
+            state.line.line = line.line.clone();
+        }
+        state.line = line;
+        state
+    }
+
+    fn plan(&self) -> ReclaimPlan {
+        let view = ReclaimView {
+            state: self.state(),
+            requests: self.requests.clone(),
+            tickets: self.tickets.clone(),
+            unavailable: self.unavailable.iter().map(|em| em_instance(em)).collect(),
+            rows: self.rows.clone(),
+            rows_max: 10,
+            now: at(NOW),
+        };
+        view.plan()
+    }
+
+    /// Returns the new choices: ticket and request.
+    fn chosen(&self) -> Vec<(u128, u128)> {
+        self.plan().new.iter().map(|new| (new.ticket_id.as_u128(), new.for_ticket_id.as_u128())).collect()
+    }
+
+    fn withdrawn(&self) -> Vec<u128> {
+        self.plan().withdrawn.iter().map(|row| row.ticket_id.as_u128()).collect()
+    }
+
+    fn due(&self) -> Vec<u128> {
+        self.plan().due.into_iter().flat_map(|due| due.choice.tickets).map(|ticket| ticket.as_u128()).collect()
+    }
+}
+
+const SQL: (&str, &str) = ("ann", "sql");
+const SPARK: (&str, &str) = ("ann", "spark");
+const BOB: (&str, &str) = ("bob", "spark");
+const CHOSEN: ReclaimProgress = ReclaimProgress::Chosen { is_due: false };
+const DUE: ReclaimProgress = ReclaimProgress::Chosen { is_due: true };
+
+#[test]
+fn longest_idle_engine_of_user_at_limit_is_chosen() {
+    let mut world = World::new(10, 3);
+    world.ticket(1, "a", SPARK, Some(200));
+    world.ticket(2, "b", SPARK, Some(100));
+    world.ticket(3, "a", SPARK, None);
+    world.ticket(4, "a", BOB, Some(1));
+    world.request(100, "a", SQL, 1);
+    assert_eq!(world.chosen(), [(2, 100)]);
+}
+
+#[test]
+fn engine_that_request_could_use_is_chosen_last() {
+    let mut world = World::new(10, 2);
+    world.ticket(1, "a", SPARK, Some(100));
+    world.ticket(2, "a", SQL, Some(200));
+    world.request(100, "a", SPARK, 1);
+    assert_eq!(world.chosen(), [(2, 100)]);
+}
+
+#[test]
+fn full_em_takes_as_many_idle_engines_as_request_needs() {
+    let mut world = World::new(4, 10);
+    for (number, idle_since) in [(1, 400), (2, 100), (3, 300), (4, 200)] {
+        world.ticket(number, "a", BOB, Some(idle_since));
+    }
+    world.request(100, "a", SQL, 2);
+    assert_eq!(world.chosen(), [(2, 100), (4, 100)]);
+}
+
+/// The longest idle engine on the EM does not help at the limit. An engine that frees both is enough.
+#[test]
+fn choice_contains_no_unneeded_ticket() {
+    let mut world = World::new(2, 1);
+    world.ticket(1, "a", BOB, Some(100));
+    world.ticket(2, "a", SPARK, Some(200));
+    world.request(100, "a", SQL, 1);
+    assert_eq!(world.chosen(), [(2, 100)]);
+}
+
+#[test]
+fn request_that_idle_engines_cannot_serve_chooses_none() {
+    let mut world = World::new(3, 10);
+    world.ticket(1, "a", BOB, Some(100));
+    world.ticket(2, "a", BOB, None);
+    world.ticket(3, "a", BOB, Some(NOW - 59));
+    world.request(100, "a", SQL, 2);
+    assert_eq!(world.chosen(), []);
+    world.request(101, "a", SQL, 1);
+    assert_eq!(world.chosen(), [], "what comes back goes to the first request");
+}
+
+#[test]
+fn two_requests_choose_different_tickets_for_both() {
+    let mut world = World::new(3, 10);
+    for (number, idle_since) in [(1, 300), (2, 100), (3, 200)] {
+        world.ticket(number, "a", BOB, Some(idle_since));
+    }
+    world.request(100, "a", SQL, 1);
+    world.request(101, "a", SPARK, 1);
+    assert_eq!(world.chosen(), [(2, 100), (3, 101)]);
+}
+
+#[test]
+fn stored_choice_stays_and_is_due_after_grace() {
+    let mut world = World::new(2, 10);
+    world.ticket(1, "a", BOB, Some(200));
+    world.ticket(2, "a", BOB, Some(100));
+    world.request(100, "a", SQL, 1);
+    world.row(1, 100, CHOSEN, ReclaimFor::Present);
+    assert_eq!(world.plan(), ReclaimPlan::default(), "although another one is idle for longer");
+    world.rows[0].progress = DUE;
+    assert_eq!(world.due(), [1]);
+    // In another mode, the grace period begins anew; only shown tickets are never due.
+    let world = world.with_policies([policy(&[("user", None)], ReclaimMode::Observe)]);
+    assert_eq!((world.chosen(), world.due()), (vec![(1, 100)], vec![]));
+}
+
+#[test]
+fn set_is_due_when_all_its_tickets_are() {
+    let mut world = World::new(2, 10);
+    world.ticket(1, "a", BOB, Some(100));
+    world.ticket(2, "a", BOB, Some(200));
+    world.request(100, "a", SQL, 2);
+    world.row(1, 100, DUE, ReclaimFor::Present);
+    world.row(2, 100, CHOSEN, ReclaimFor::Present);
+    assert_eq!(world.due(), []);
+    world.rows[1].progress = DUE;
+    assert_eq!(world.due(), [1, 2]);
+}
+
+#[test]
+fn recalled_ticket_counts_as_coming() {
+    let mut world = World::new(2, 10);
+    world.ticket(1, "a", BOB, Some(100));
+    world.ticket(2, "a", BOB, Some(200));
+    world.request(100, "a", SQL, 1);
+    world.row(1, 99, ReclaimProgress::Recalled, ReclaimFor::Gone);
+    assert_eq!(world.plan(), ReclaimPlan::default());
+    // A ticket that serves another request does not serve this one.
+    for request in [ReclaimFor::Absent, ReclaimFor::Present] {
+        world.rows.clear();
+        world.row(1, 99, CHOSEN, request);
+        assert_eq!((world.chosen(), world.withdrawn()), (vec![(2, 100)], vec![]), "{request:?}");
+    }
+    // An engine that stays in spite of its recall is neither chosen nor counted.
+    world.rows.clear();
+    world.row(1, 99, ReclaimProgress::Unanswered { is_over: false }, ReclaimFor::Gone);
+    assert_eq!((world.chosen(), world.withdrawn()), (vec![(2, 100)], vec![]));
+    world.rows[0].progress = ReclaimProgress::Unanswered { is_over: true };
+    assert_eq!((world.chosen(), world.withdrawn()), (vec![(1, 100)], vec![1]), "it is chosen again, as a new row");
+    // The grace period of a ticket continues if another request needs it.
+    world.rows.clear();
+    world.row(1, 99, CHOSEN, ReclaimFor::Gone);
+    assert_eq!((world.chosen(), world.plan().added, world.withdrawn()), (vec![(1, 100)], 0, vec![]));
+}
+
+#[test]
+fn row_without_need_is_withdrawn() {
+    let mut world = World::new(2, 10);
+    world.ticket(1, "a", BOB, Some(100));
+    for (progress, request) in [
+        (CHOSEN, ReclaimFor::Gone),
+        (DUE, ReclaimFor::Absent),
+        (ReclaimProgress::Busy, ReclaimFor::Present),
+        (ReclaimProgress::Ended { was_recalled: true }, ReclaimFor::Present),
+    ] {
+        world.rows.clear();
+        world.row(1, 100, progress, request);
+        assert_eq!(world.withdrawn(), [1], "{progress:?}");
+    }
+    // The request fits by now.
+    world.rows.clear();
+    world.row(1, 100, DUE, ReclaimFor::Present);
+    world.request(100, "a", SQL, 1);
+    assert_eq!((world.withdrawn(), world.due()), (vec![1], vec![]));
+    // No policy allows the end any more.
+    world.requests.clear();
+    let mut world = world.with_policies([policy(&[("user", Some("bob"))], ReclaimMode::Off)]);
+    for progress in [DUE, ReclaimProgress::Recalled, ReclaimProgress::Unanswered { is_over: false }] {
+        world.rows[0].progress = progress;
+        assert_eq!(world.withdrawn(), [1], "{progress:?}");
+    }
+}
+
+#[test]
+fn request_without_em_chooses_at_another_em() {
+    let mut world = World::new(1, 10);
+    world.ticket(1, "a", BOB, None);
+    world.ticket(2, "b", BOB, Some(100));
+    world.request(100, "a", SQL, 1);
+    assert_eq!(world.chosen(), []);
+    world.also_at("b");
+    assert_eq!(world.chosen(), [(2, 100)]);
+    // The other EM lacks a required label.
+    let place = &mut world.requests[0].places[1];
+    let required = Labels::parse("labels", BTreeMap::from([("zone".to_owned(), "a".to_owned())])).unwrap();
+    let selector = EmSelector { required, ..EmSelector::default() };
+    let without = place.ask.clone();
+    place.ask = RequestSpec { selector, ..RequestSpec::clone(&without) }.into();
+    assert_eq!(world.chosen(), []);
+    world.requests[0].places[1].ask = without;
+    // Nothing ends for a request that fits elsewhere.
+    world.tickets.remove(&id(1));
+    world.ticket(1, "b", BOB, Some(100));
+    assert_eq!(world.chosen(), []);
+}
+
+#[test]
+fn chosen_tickets_are_bounded_by_whole_requests() {
+    let mut world = World::new(12, 100);
+    for number in 1..=12 {
+        world.ticket(number, "a", BOB, Some(100));
+    }
+    world.request(100, "a", SQL, 7);
+    world.request(101, "a", SPARK, 4);
+    world.request(102, "a", SPARK, 1);
+    let for_requests = world.chosen().into_iter().map(|(_, request)| request).collect::<Vec<_>>();
+    assert_eq!(for_requests, [[100; 7].as_slice(), &[102]].concat(), "11 rows would be more than 10");
+}
+
+/// Observed tickets do not come back, so they neither take the place of others nor count for other requests.
+#[test]
+fn observed_tickets_are_chosen_last_and_beside_others() {
+    let policies =
+        [policy(&[("user", None)], ReclaimMode::Stop), policy(&[("user", Some("ann"))], ReclaimMode::Observe)];
+    let mut world = World::new(2, 10).with_policies(policies);
+    world.ticket(1, "a", SPARK, Some(100));
+    world.ticket(2, "a", BOB, Some(200));
+    world.request(100, "a", ("carol", "sql"), 1);
+    assert_eq!(world.chosen(), [(2, 100)]);
+    world.request(101, "a", ("dave", "sql"), 1);
+    assert_eq!(world.chosen(), [(2, 100), (1, 101)]);
+    world.rows.push(Reclaim {
+        ticket_id: id(1),
+        for_ticket_id: id(99),
+        mode: ReclaimMode::Observe,
+        progress: CHOSEN,
+        request: ReclaimFor::Present,
+    });
+    world.requests.pop();
+    assert_eq!(world.chosen(), [(2, 100)], "an observed ticket of another page serves no request");
+}
+
+/// A request that enters in front takes the oldest choice over, and the others move on, with their grace periods.
+#[test]
+fn request_in_front_takes_earlier_choices_first() {
+    let mut world = World::new(3, 10);
+    for (number, idle_since) in [(1, 300), (2, 200), (3, 100)] {
+        world.ticket(number, "a", BOB, Some(idle_since));
+    }
+    world.request(99, "a", SPARK, 1);
+    world.request(100, "a", SQL, 1);
+    world.row(1, 100, CHOSEN, ReclaimFor::Present);
+    let plan = world.plan();
+    assert_eq!(world.chosen(), [(1, 99), (3, 100)]);
+    assert_eq!(plan.added, 1);
+}
+
+#[test]
+fn ticket_that_cannot_end_in_time_is_not_chosen() {
+    let mut world = World::new(1, 10);
+    world.ticket(1, "a", BOB, Some(100));
+    world.request(100, "a", SQL, 1);
+    world.requests[0].wait_until = at(NOW + 30);
+    assert_eq!(world.chosen(), [], "the grace period ends at the deadline");
+    world.requests[0].wait_until = at(NOW + 31);
+    world.unavailable.push("a");
+    assert_eq!(world.chosen(), [], "the EM stops no engine");
+    world.unavailable.clear();
+    assert_eq!(world.chosen(), [(1, 100)]);
+    world.row(1, 100, DUE, ReclaimFor::Present);
+    world.requests[0].wait_until = at(NOW + 1);
+    assert_eq!(world.due(), [1]);
+}
+
+/// A request without an EM that is served elsewhere keeps nothing at the EM where it is queued.
+#[test]
+fn request_served_at_another_em_leaves_its_own() {
+    let mut world = World::new(1, 10);
+    world.ticket(1, "a", BOB, Some(300));
+    world.ticket(2, "b", BOB, Some(100));
+    world.request(100, "a", SQL, 1);
+    world.also_at("b");
+    world.request(101, "a", SPARK, 1);
+    world.row(2, 100, CHOSEN, ReclaimFor::Present);
+    assert_eq!(world.chosen(), [(1, 101)]);
+    assert_eq!(world.withdrawn(), []);
+}
+
+/// At the EM of its choice alone, the request would need another ticket.
+#[test]
+fn own_em_is_preferred_where_earlier_choices_suffice() {
+    let mut world = World::new(2, 1);
+    world.ticket(1, "b", SPARK, Some(100));
+    world.ticket(2, "b", BOB, Some(50));
+    world.ticket(3, "b", BOB, None);
+    world.request(100, "a", SQL, 1);
+    world.also_at("b");
+    world.row(1, 100, CHOSEN, ReclaimFor::Present);
+    assert_eq!(world.plan(), ReclaimPlan::default());
+}

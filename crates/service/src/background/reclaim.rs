@@ -1,0 +1,446 @@
+//! Reclaim: chooses tickets of idle engines that are to end because requests wait, and recalls them.
+//!
+//! A step reads a page of the waiting requests, in the order of their positions, plans the tickets for all of them together
+//! ([`rm_engine::reclaim_plan`]), and writes the changes. When the grace period of all tickets of a request has ended, one
+//! transaction recalls them. It checks that their engines are still idle and that the request still waits.
+//!
+//! Never: ends a ticket. Its EM does, and confirms it, or the ticket is lost; until then it counts.
+//! Caller: the task driver (`background`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use sqlx::PgConnection;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::admission::read_check_state;
+use rm_engine::{
+    observed_state::CheckState,
+    reclaim_choice::{ReclaimChoice, TriedRequest, short_keys},
+    reclaim_plan::{ReclaimPlan, ReclaimView, policy_of},
+};
+use rm_model::{
+    em::EmInstance,
+    ledger,
+    limit::{LabelPattern, Limits},
+    name::Name,
+    operation::{PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
+    principal::Principal,
+    reclaim::{Reclaim, ReclaimPolicy, ReclaimProgress},
+    report::{EmStatus, Health},
+    scope::{ScopeCounter, USER},
+    selector::EmSelector,
+    ticket::{Ticket, TicketState},
+    wait_queue::{QueuePosition, WaitKey, WaitingRequest},
+};
+use rm_store::{
+    StoreError, em_report, em_resource, label_resource, limit,
+    reclaim::{self, RECLAIMS_MAX},
+    session::{Session, clock, within_timeout},
+    user_resource::{self, IdlePlaces},
+    waiting::{self, PresentRequest},
+};
+use rm_telemetry::metrics::Metrics;
+
+use super::{Step, Task, lease::LeaseFlag};
+
+/// Maximum number of waiting requests per step: of the first ones, of later ones, and of those with due tickets.
+const FIRST_REQUESTS: i64 = 50;
+const LATER_REQUESTS: i64 = 50;
+const DUE_REQUESTS: usize = 50;
+
+/// Maximum number of EMs among which a step tries requests without an EM.
+const EMS_TRIED: usize = 64;
+
+/// Period in which a policy allows its `per_minute` ends.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Tickets of idle engines that are to end, by EM, as each instance last read them. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct EngineStops(Arc<ArcSwap<HashMap<EmInstance, Vec<Uuid>>>>);
+
+impl EngineStops {
+    /// Returns the tickets on an EM.
+    pub fn on(&self, em: &EmInstance) -> Vec<Uuid> {
+        self.0.load().get(em).cloned().unwrap_or_default()
+    }
+}
+
+/// Background task that reads the tickets of idle engines that are to end, for the replies to heartbeats.
+#[derive(Debug)]
+pub struct RefreshEngineStops(EngineStops);
+
+impl RefreshEngineStops {
+    /// Creates the task, which updates `stops`.
+    pub fn new(stops: EngineStops) -> Self {
+        Self(stops)
+    }
+}
+
+impl Task for RefreshEngineStops {
+    const NAME: &'static str = "engine_stops";
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        let read = match session.get().await {
+            Ok(connection) => within_timeout(reclaim::to_stop(connection)).await,
+            Err(error) => Err(error),
+        };
+        let mut stops = HashMap::<_, Vec<Uuid>>::new();
+        for (em, ticket_id) in read.iter().flatten().cloned() {
+            stops.entry(em).or_default().push(ticket_id);
+        }
+        // After a failure, no engine is stopped by an earlier state.
+        self.0.0.store(Arc::new(stops));
+        read.map(|_| Step::Done)
+    }
+}
+
+/// Background task that chooses idle engines to end. Only the owner of the lease runs.
+#[derive(Debug)]
+pub struct ReclaimIdle {
+    holder: LeaseFlag,
+    metrics: Metrics,
+    limits: Arc<Limits>,
+    /// This run as the writer of the rows; `None` before its first step.
+    writer: Option<Uuid>,
+    /// Position after which the later requests of the next step begin; `None` for those after the first ones.
+    after: Option<QueuePosition>,
+    /// Number of the step, which selects the EMs for requests without one.
+    step: u64,
+    /// Time without a report after which an EM is silent.
+    silent_after: Duration,
+    recalls: RecallTimes,
+}
+
+/// Times of the recalls in the last minute, by policy. An instance that takes the lease over begins without times.
+#[derive(Debug, Default)]
+struct RecallTimes(HashMap<LabelPattern, VecDeque<Instant>>);
+
+impl RecallTimes {
+    /// Returns whether each of `policies` allows its recalls now. More than it ever allows within a minute may follow a minute without any.
+    fn allow(&mut self, policies: &[ReclaimPolicy]) -> bool {
+        self.0.values_mut().for_each(|times| times.retain(|at| at.elapsed() < MINUTE));
+        self.0.retain(|_, times| !times.is_empty());
+        policies.iter().all(|policy| {
+            let wanted = policies.iter().filter(|other| other.pattern == policy.pattern).count();
+            let recalled = self.0.get(&policy.pattern).map_or(0, VecDeque::len);
+            recalled == 0 || u32::try_from(recalled + wanted).is_ok_and(|recalls| recalls <= policy.per_minute)
+        })
+    }
+
+    /// Notes a recall for each of `policies`.
+    fn note(&mut self, policies: &[ReclaimPolicy]) {
+        for policy in policies {
+            self.0.entry(policy.pattern.clone()).or_default().push_back(Instant::now());
+        }
+    }
+}
+
+impl ReclaimIdle {
+    /// Creates the task. EMs without a report for `silent_after` are silent.
+    pub fn new(holder: LeaseFlag, silent_after: Duration, metrics: Metrics) -> Self {
+        let (limits, writer, after, recalls) = (Arc::default(), None, None, RecallTimes::default());
+        Self { holder, metrics, limits, writer, after, step: 0, silent_after, recalls }
+    }
+
+    async fn run(&mut self, session: &mut Session) -> Result<(), StoreError> {
+        let connection = session.get().await?;
+        self.limits = within_timeout(limit::current(&mut *connection, &self.limits)).await?;
+        let is_active = self.limits.queue_rules().reclaim.is_active();
+        let writer = match self.writer {
+            Some(writer) => writer,
+            // Rows are read after the earlier writer has ended.
+            None => {
+                let writer = Uuid::new_v4();
+                within_timeout(reclaim::begin(&mut *connection, writer)).await?;
+                *self.writer.insert(writer)
+            }
+        };
+        let rows = within_timeout(reclaim::all(&mut *connection)).await?;
+        self.metrics.reclaim.note(&rows);
+        if !is_active && rows.is_empty() {
+            return Ok(());
+        }
+        let page = match is_active {
+            true => within_timeout(self.page(connection, &rows)).await?,
+            false => Vec::new(),
+        };
+        if page.is_empty() && rows.is_empty() {
+            return Ok(());
+        }
+        self.step = self.step.wrapping_add(1);
+        let view = within_timeout(self.read(connection, page, rows)).await?;
+        // Up to some hundred milliseconds of computation.
+        let Ok(plan) = tokio::task::spawn_blocking(move || view.plan()).await else { return Ok(()) };
+        if !self.write(session, writer, &plan).await? {
+            return Ok(());
+        }
+        for due in &plan.due {
+            if self.recalls.allow(&due.policies) && self.recall(session, writer, &due.choice).await? {
+                self.recalls.note(&due.policies);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns waiting requests in the order of their positions: the first ones, those of a page that moves on with each step, and those
+    /// with tickets that are due.
+    async fn page(
+        &mut self,
+        connection: &mut PgConnection,
+        rows: &[Reclaim],
+    ) -> Result<Vec<PresentRequest>, StoreError> {
+        let due = rows.iter().filter(|row| row.progress == ReclaimProgress::Chosen { is_due: true });
+        let due: BTreeSet<Uuid> = due.map(|row| row.for_ticket_id).take(DUE_REQUESTS).collect();
+        let due: Vec<Uuid> = due.into_iter().collect();
+        let first = waiting::present(&mut *connection, None, FIRST_REQUESTS, &due).await?;
+        let last =
+            first.iter().filter(|present| !due.contains(&present.request.ticket_id)).map(|first| first.position).max();
+        let after = self.after.max(last);
+        let later = waiting::present(connection, after, LATER_REQUESTS, &[]).await?;
+        let is_full = i64::try_from(later.len()) == Ok(LATER_REQUESTS);
+        self.after = later.last().map(|present| present.position).filter(|_| is_full);
+        let mut page: Vec<_> = first.into_iter().chain(later).collect();
+        page.sort_by_key(|present| present.position);
+        page.dedup_by_key(|present| present.position);
+        Ok(page)
+    }
+
+    /// Writes the new and the withdrawn rows of a plan. Returns false, without a change, if another run has begun.
+    async fn write(&mut self, session: &mut Session, writer: Uuid, plan: &ReclaimPlan) -> Result<bool, StoreError> {
+        if plan.new.is_empty() && plan.withdrawn.is_empty() {
+            return Ok(true);
+        }
+        let Some(transaction) = self.begin(session, writer).await? else { return Ok(false) };
+        let withdrawn: Vec<Uuid> = plan.withdrawn.iter().map(|row| row.ticket_id).collect();
+        within_timeout(reclaim::delete(&mut *transaction, &withdrawn)).await?;
+        within_timeout(reclaim::choose(&mut *transaction, &plan.new)).await?;
+        within_timeout(session.commit()).await?;
+        self.metrics.reclaim.changed(plan.added, &plan.withdrawn);
+        Ok(true)
+    }
+
+    /// Recalls all tickets that are chosen for a request, or none. Returns whether they were recalled.
+    async fn recall(
+        &mut self,
+        session: &mut Session,
+        writer: Uuid,
+        choice: &ReclaimChoice,
+    ) -> Result<bool, StoreError> {
+        let Some(transaction) = self.begin(session, writer).await? else { return Ok(false) };
+        let recalled = within_timeout(reclaim::recall(transaction, &choice.tickets, choice.request)).await?;
+        if recalled != choice.tickets.len() {
+            within_timeout(session.roll_back()).await?;
+            return Ok(false);
+        }
+        within_timeout(session.commit()).await?;
+        self.metrics.reclaim.recalled.inc_by(recalled as u64);
+        tracing::info!(request = %choice.request, tickets = ?choice.tickets, "tickets of idle engines were recalled, because a request waits");
+        Ok(true)
+    }
+
+    /// Begins a transaction of this run as the writer. Returns `None` if another run has begun since; the next step begins anew.
+    async fn begin<'a>(
+        &mut self,
+        session: &'a mut Session,
+        writer: Uuid,
+    ) -> Result<Option<&'a mut PgConnection>, StoreError> {
+        if within_timeout(reclaim::lock(within_timeout(session.begin()).await?, writer)).await? {
+            return Ok(Some(session.get().await?));
+        }
+        self.writer = None;
+        within_timeout(session.roll_back()).await?;
+        Ok(None)
+    }
+
+    /// Reads the state of the requests of a page, and the idle tickets at the keys where they are short.
+    async fn read(
+        &self,
+        connection: &mut PgConnection,
+        page: Vec<PresentRequest>,
+        rows: Vec<Reclaim>,
+    ) -> Result<ReclaimView, StoreError> {
+        let of_rows: Vec<Uuid> = rows.iter().map(|row| row.ticket_id).collect();
+        let mut tickets = user_resource::read(&mut *connection, &of_rows).await?;
+        let names_no_em = |present: &PresentRequest| present.selector.is_some();
+        if page.iter().any(names_no_em) {
+            let anywhere = IdlePlaces { any_user: true, ..IdlePlaces::default() };
+            let idle = user_resource::longest_idle(&mut *connection, &anywhere).await?;
+            tickets.extend(user_resource::read(&mut *connection, &idle).await?);
+        }
+        let (now, ems) = (clock(&mut *connection).await?, idle_ems(&self.limits, &tickets));
+        let chosen_at: HashMap<Uuid, EmInstance> =
+            rows.iter().filter_map(|row| Some((row.for_ticket_id, tickets.get(&row.ticket_id)?.em.clone()))).collect();
+        let tried = page.into_iter().map(|present| {
+            let chosen_at = chosen_at.get(&present.request.ticket_id);
+            tried(present, chosen_at, &ems, self.step)
+        });
+        let mut requests: Vec<TriedRequest> = tried.collect();
+        let any_em = requests.iter().flat_map(|request| &request.places).filter(|place| place.any_em);
+        let of_tickets = tickets.values().map(|ticket| &ticket.em);
+        let ems: BTreeSet<EmInstance> = any_em.map(|place| &place.em).chain(of_tickets).cloned().collect();
+        let mut unavailable = unavailable(&mut *connection, &ems, self.silent_after).await?;
+        for place in requests.iter_mut().flat_map(|request| &mut request.places) {
+            place.is_em_unavailable = place.any_em && unavailable.contains(&place.em);
+        }
+        let places: Vec<&PlacedRequest> = requests.iter().flat_map(|request| &request.places).collect();
+        let mut state = read_check_state(&mut *connection, &places, &self.limits).await?;
+        let idle = user_resource::longest_idle(&mut *connection, &short_places(&state, &places)).await?;
+        tickets.extend(user_resource::read(&mut *connection, &idle).await?);
+        let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
+        let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
+        unavailable.extend(self::unavailable(&mut *connection, &others, self.silent_after).await?);
+        read_counters(connection, &mut state, &tickets).await?;
+        Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, now })
+    }
+}
+
+/// Reads the EMs and counters of tickets that are not in the state.
+async fn read_counters(
+    connection: &mut PgConnection,
+    state: &mut CheckState,
+    tickets: &BTreeMap<Uuid, Ticket>,
+) -> Result<(), StoreError> {
+    let ems = tickets.values().map(|ticket| &ticket.em);
+    let ems: BTreeSet<EmInstance> = ems.filter(|em| !state.ems.contains_key(em)).cloned().collect();
+    state.ems.extend(em_resource::read(&mut *connection, &ems).await?);
+    let counters_of = |ticket: &Ticket| match state.ems.get(&ticket.em) {
+        Some(em) => ledger::counters(&state.limits, em.counted, ticket.id, &ticket.ticket_labels()),
+        None => Vec::new(),
+    };
+    let counters = tickets.values().flat_map(counters_of).map(|limited| limited.counter);
+    let counters: BTreeSet<ScopeCounter> = counters.filter(|counter| !state.scopes.contains_key(counter)).collect();
+    let counters = label_resource::read(connection, &counters).await?;
+    state.scopes.extend(counters);
+    Ok(())
+}
+
+/// Returns the EMs with the longest idle tickets that a policy lets end.
+fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance> {
+    let idle_since = |ticket: &Ticket| match ticket.state {
+        TicketState::Used { idle_since, .. } => idle_since,
+        TicketState::Locked { .. } => None,
+    };
+    let allowed = tickets.values().filter(|ticket| policy_of(limits, ticket).is_some());
+    let mut idle: Vec<_> = allowed.filter_map(|ticket| Some((idle_since(ticket)?, ticket.id, &ticket.em))).collect();
+    idle.sort_unstable();
+    let mut ems = Vec::new();
+    for (_, _, em) in idle {
+        if ems.len() < EMS_TRIED && !ems.contains(em) {
+            ems.push(em.clone());
+        }
+    }
+    ems
+}
+
+/// Returns those of `ems` that are silent or unhealthy.
+async fn unavailable(
+    connection: &mut PgConnection,
+    ems: &BTreeSet<EmInstance>,
+    silent_after: Duration,
+) -> Result<BTreeSet<EmInstance>, StoreError> {
+    let statuses = em_report::read(connection, ems, silent_after).await?;
+    let is_unavailable = |status: &EmStatus| status.silent || status.health == Some(Health::Unhealthy);
+    Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
+}
+
+/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its chosen tickets, or else at one of `ems`,
+/// another one in each step.
+fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: &[EmInstance], step: u64) -> TriedRequest {
+    let PresentRequest { position, request, selector } = present;
+    let (ticket_id, wait_until, is_anywhere) = (request.ticket_id, request.wait_until, selector.is_some());
+    let selector = selector.unwrap_or_default();
+    let may_use = |em: &&EmInstance| {
+        let is_kind = selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
+        is_anywhere && is_kind && **em != request.em
+    };
+    let other = match chosen_at {
+        Some(chosen_at) => Some(chosen_at).filter(may_use).cloned(),
+        None => {
+            let usable: Vec<&EmInstance> = ems.iter().filter(may_use).collect();
+            let number = (step ^ ticket_id.as_u64_pair().1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+            let count = u64::try_from(usable.len()).unwrap_or(u64::MAX).max(1);
+            usize::try_from(number % count).ok().and_then(|number| usable.get(number).copied().cloned())
+        }
+    };
+    let home = placed(position, request, selector);
+    let other = other.map(|em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() });
+    TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(other).collect() }
+}
+
+/// Returns the places where requests are short.
+fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> IdlePlaces {
+    let mut places = IdlePlaces::default();
+    for wait_key in requests.iter().flat_map(|request| short_keys(state, request)) {
+        match wait_key {
+            WaitKey::Em(em) => drop(places.ems.insert(em)),
+            WaitKey::Scope(scope) => {
+                let user = scope.labels().get(USER).and_then(|user| Name::parse(USER, user).ok());
+                places.any_user |= user.is_none();
+                places.users.extend(user);
+            }
+            WaitKey::Queue { .. } => {}
+        }
+    }
+    places
+}
+
+/// Returns a waiting request as a check decides it.
+fn placed(position: QueuePosition, waiting: WaitingRequest, selector: EmSelector) -> PlacedRequest {
+    let wait = WaitParameters {
+        claim: waiting.claim.unwrap_or_default(),
+        instance_id: Uuid::nil(),
+        remaining: Duration::ZERO,
+        is_elsewhere: false,
+        priority: Some(waiting.priority),
+        position: Some(position),
+    };
+    let spec = RequestSpec {
+        principal: Principal::Service,
+        ticket_id: waiting.ticket_id,
+        user: waiting.user,
+        creator: waiting.creator,
+        engine_type: waiting.engine_type,
+        resource: waiting.resource,
+        labels: waiting.labels,
+        selector,
+        caps: waiting.caps.into_iter().map(Arc::new).collect(),
+        lock_ttl: Duration::ZERO,
+        request_id: None,
+        return_counters: false,
+        priority: waiting.priority,
+        may_wait: true,
+    };
+    let (em, any_em) = (waiting.em, waiting.any_em);
+    PlacedRequest {
+        em,
+        ask: Arc::new(spec),
+        wait: Some(wait),
+        any_em,
+        is_em_unavailable: false,
+        scopes: RequestScopes::default(),
+    }
+}
+
+impl Task for ReclaimIdle {
+    const NAME: &'static str = "reclaim";
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        if !self.holder.holds() {
+            self.writer = None;
+            self.metrics.reclaim.note(&[]);
+            return Ok(Step::Done);
+        }
+        let begun = Instant::now();
+        let done = self.run(session).await;
+        self.metrics.reclaim.step.observe(begun.elapsed().as_secs_f64());
+        done.map(|()| Step::Done)
+    }
+}

@@ -1,0 +1,256 @@
+//! `linkis_reclaim`: tickets of idle engines that are to end because requests wait. `linkis_reclaim_writer`: the run of the task that
+//! may write them.
+//!
+//! A row delays no call, and its ticket counts until it ends. A ticket may end, or its engine run a task again, at any time; the task
+//! then deletes the row. Callers: the task `reclaim`, the replies to heartbeats and the list for operators.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use sqlx::{PgConnection, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use rm_model::{
+    action::Action,
+    em::EmInstance,
+    name::Name,
+    principal::Principal,
+    reclaim::{NewReclaim, Reclaim, ReclaimFor, ReclaimMode, ReclaimProgress},
+};
+
+use super::{
+    StoreError, expect_rows,
+    rows::{TableName, TableRow, column},
+};
+
+const TABLE: TableName = TableName("linkis_reclaim");
+
+/// Maximum number of rows whose tickets may come back. With those that stay in spite of their recall, there are at most four times as
+/// many.
+pub const RECLAIMS_MAX: usize = 1000;
+
+/// Time after a recall for which replies name the ticket. An engine that is still idle then counts as staying.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(120);
+
+/// Time after a recall after which a ticket that stayed may be chosen again.
+const OVER_AFTER: Duration = Duration::from_secs(720);
+
+/// Returns all rows, the earliest choice first.
+pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreError> {
+    let rows = sqlx::query(
+        "-- reclaim::all
+        SELECT r.ticket_id, r.for_ticket_id, r.mode, r.due_time <= clock_timestamp() AS is_due, r.recall_time IS NOT NULL AS was_recalled,
+            coalesce(r.recall_time < clock_timestamp() - make_interval(secs => $2), false) AS is_unanswered,
+            coalesce(r.recall_time < clock_timestamp() - make_interval(secs => $3), false) AS is_over,
+            t.ticket_id IS NOT NULL AS is_live, coalesce(t.idle_since <= r.chosen_time, false) AS is_idle,
+            w.ticket_id IS NOT NULL AS is_waiting, w.claim IS NOT NULL AS is_present
+        FROM (SELECT * FROM linkis_reclaim ORDER BY chosen_time, ticket_id LIMIT $1) r
+        -- OFFSET 0 forces look-ups by key.
+        LEFT JOIN LATERAL (SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
+            WHERE t.ticket_id = r.ticket_id OFFSET 0) t ON true
+        LEFT JOIN LATERAL (SELECT w.ticket_id, w.claim FROM linkis_resource_waiting w
+            WHERE w.ticket_id = r.for_ticket_id OFFSET 0) w ON true
+        ORDER BY r.chosen_time, r.ticket_id",
+    )
+    .bind(i64::try_from(4 * RECLAIMS_MAX).unwrap_or(i64::MAX))
+    .bind(ANSWERED_WITHIN.as_secs_f64())
+    .bind(OVER_AFTER.as_secs_f64())
+    .fetch_all(executor)
+    .await?;
+    TABLE.parse(&rows, reclaim)
+}
+
+fn reclaim(row: TableRow<'_>) -> Result<Reclaim, StoreError> {
+    let was_recalled = row.get("was_recalled")?;
+    let progress = match (row.get("is_live")?, row.get("is_idle")?, was_recalled, row.get("is_unanswered")?) {
+        (false, ..) => ReclaimProgress::Ended { was_recalled },
+        (true, false, ..) => ReclaimProgress::Busy,
+        (true, true, false, _) => ReclaimProgress::Chosen { is_due: row.get("is_due")? },
+        (true, true, true, false) => ReclaimProgress::Recalled,
+        (true, true, true, true) => ReclaimProgress::Unanswered { is_over: row.get("is_over")? },
+    };
+    let request = match (row.get("is_waiting")?, row.get("is_present")?) {
+        (true, true) => ReclaimFor::Present,
+        (true, false) => ReclaimFor::Absent,
+        (false, _) => ReclaimFor::Gone,
+    };
+    Ok(Reclaim {
+        ticket_id: row.get("ticket_id")?,
+        for_ticket_id: row.get("for_ticket_id")?,
+        mode: row.parse("mode", ReclaimMode::parse)?,
+        progress,
+        request,
+    })
+}
+
+/// Makes `writer` the only writer.
+pub async fn begin(executor: impl PgExecutor<'_>, writer: Uuid) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- reclaim::begin
+        UPDATE linkis_reclaim_writer SET writer = $1 WHERE only_row",
+    )
+    .bind(writer)
+    .execute(executor)
+    .await?;
+    Ok(())
+}
+
+/// Locks the writer's row until the end of the transaction. Returns false if another writer has begun.
+pub async fn lock(executor: impl PgExecutor<'_>, writer: Uuid) -> Result<bool, StoreError> {
+    let owns = sqlx::query_scalar(
+        "-- reclaim::lock
+        SELECT writer = $1 FROM linkis_reclaim_writer WHERE only_row FOR UPDATE",
+    )
+    .bind(writer)
+    .fetch_one(executor)
+    .await?;
+    Ok(owns)
+}
+
+/// Inserts rows, and replaces those of tickets that are chosen for another request or in another mode. The grace period begins anew only
+/// in another mode.
+pub async fn choose(connection: &mut PgConnection, new: &[NewReclaim]) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- reclaim::choose
+        INSERT INTO linkis_reclaim AS r (ticket_id, for_ticket_id, mode, due_time)
+        SELECT ticket_id, for_ticket_id, mode, clock_timestamp() + make_interval(secs => grace)
+        FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::float8[]) AS d (ticket_id, for_ticket_id, mode, grace)
+        ON CONFLICT (ticket_id) DO UPDATE SET for_ticket_id = excluded.for_ticket_id, mode = excluded.mode,
+            due_time = CASE WHEN r.mode = excluded.mode THEN r.due_time ELSE excluded.due_time END WHERE r.recall_time IS NULL",
+    )
+    .bind(column(new, |new| new.ticket_id))
+    .bind(column(new, |new| new.for_ticket_id))
+    .bind(column(new, |new| new.mode.as_str()))
+    .bind(column(new, |new| new.grace.as_secs_f64()))
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, new.len(), done.rows_affected())
+}
+
+/// Deletes the rows of tickets.
+pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- reclaim::delete
+        DELETE FROM linkis_reclaim WHERE ticket_id = ANY ($1)",
+    )
+    .bind(ticket_ids)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Recalls tickets that are chosen for a request, with a history line for each. Returns their number: only tickets of engines that are
+/// still idle are recalled, and none if the request does not wait. The caller rolls back if some are missing.
+pub async fn recall(
+    connection: &mut PgConnection,
+    ticket_ids: &[Uuid],
+    for_ticket_id: Uuid,
+) -> Result<usize, StoreError> {
+    let done = sqlx::query(
+        r#"-- reclaim::recall
+        WITH free AS MATERIALIZED (
+            SELECT t.* FROM linkis_user_resource_meta_data t
+            WHERE t.ticket_id = ANY ($1) AND t.idle_since <= (SELECT r.chosen_time FROM linkis_reclaim r WHERE r.ticket_id = t.ticket_id)
+                AND EXISTS (SELECT FROM linkis_resource_waiting w WHERE w.ticket_id = $2 AND w.claim IS NOT NULL)
+            ORDER BY t.ticket_id FOR NO KEY UPDATE SKIP LOCKED
+        ), recalled AS (
+            UPDATE linkis_reclaim r SET recall_time = clock_timestamp() FROM free f
+            WHERE r.ticket_id = f.ticket_id AND r.for_ticket_id = $2 AND r.recall_time IS NULL
+            RETURNING r.ticket_id
+        )
+        INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
+            em_instance, engine_application_name, engine_instance, resource_type, resource, actor, reason, action_time)
+        SELECT $3, f.ticket_id, f."user", f.creator, f.engine_type, f.labels, f.em_application_name, f.em_instance,
+            f.engine_application_name, f.engine_instance, f.resource_type, f.user_used_resource, $4, $5, clock_timestamp()
+        FROM free f JOIN recalled r ON r.ticket_id = f.ticket_id ORDER BY f.ticket_id"#,
+    )
+    .bind(ticket_ids)
+    .bind(for_ticket_id)
+    .bind(Action::Recalled.as_str())
+    .bind(Principal::Service.as_str())
+    .bind(format!("idle; the request {for_ticket_id} waits"))
+    .execute(connection)
+    .await?;
+    Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
+}
+
+/// Returns the recalled tickets whose EMs are to stop their engines.
+pub async fn to_stop(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, Uuid)>, StoreError> {
+    let rows = sqlx::query(
+        "-- reclaim::to_stop
+        SELECT t.em_application_name, t.em_instance, t.ticket_id
+        FROM (SELECT * FROM linkis_reclaim
+            WHERE recall_time > clock_timestamp() - make_interval(secs => $3) AND mode = $1 LIMIT $2) r
+        CROSS JOIN LATERAL (SELECT t.* FROM linkis_user_resource_meta_data t
+            WHERE t.ticket_id = r.ticket_id AND t.idle_since <= r.chosen_time OFFSET 0) t",
+    )
+    .bind(ReclaimMode::Stop.as_str())
+    .bind(i64::try_from(RECLAIMS_MAX).unwrap_or(i64::MAX))
+    .bind(ANSWERED_WITHIN.as_secs_f64())
+    .fetch_all(executor)
+    .await?;
+    TABLE.parse(&rows, |row| Ok((row.em()?, row.get("ticket_id")?)))
+}
+
+/// A chosen ticket as lists show it.
+#[derive(Debug, Clone)]
+pub struct ListedReclaim {
+    /// The ticket.
+    pub ticket_id: Uuid,
+    /// Its EM.
+    pub em: EmInstance,
+    /// Its user.
+    pub user: Name,
+    /// Time since which its engine is idle; `None` if the engine runs a task again.
+    pub idle_since: Option<OffsetDateTime>,
+    /// Ticket id of the request.
+    pub for_ticket_id: Uuid,
+    /// User of the request; `None` if it does not wait any more.
+    pub for_user: Option<Name>,
+    /// Mode of the policy at the choice.
+    pub mode: ReclaimMode,
+    /// Time of the choice.
+    pub chosen_time: OffsetDateTime,
+    /// End of the grace period.
+    pub due_time: OffsetDateTime,
+    /// Time of the recall.
+    pub recall_time: Option<OffsetDateTime>,
+}
+
+/// Returns up to `limit` live chosen tickets after `after`, by their ids; of `users` if given.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    users: Option<&BTreeSet<Name>>,
+    after: Uuid,
+    limit: i64,
+) -> Result<Vec<ListedReclaim>, StoreError> {
+    let rows = sqlx::query(
+        r#"-- reclaim::list
+        SELECT r.ticket_id, t.em_application_name, t.em_instance, t."user", t.idle_since, r.for_ticket_id, w."user" AS for_user,
+            r.mode, r.chosen_time, r.due_time, r.recall_time
+        FROM linkis_reclaim r
+        CROSS JOIN LATERAL (SELECT * FROM linkis_user_resource_meta_data t WHERE t.ticket_id = r.ticket_id OFFSET 0) t
+        LEFT JOIN LATERAL (SELECT w."user" FROM linkis_resource_waiting w WHERE w.ticket_id = r.for_ticket_id OFFSET 0) w ON true
+        WHERE r.ticket_id > $1 AND ($3::text[] IS NULL OR t."user" = ANY ($3)) ORDER BY r.ticket_id LIMIT $2"#,
+    )
+    .bind(after)
+    .bind(limit)
+    .bind(users.map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+    .fetch_all(executor)
+    .await?;
+    TABLE.parse(&rows, |row| {
+        let for_user: Option<&str> = row.get("for_user")?;
+        Ok(ListedReclaim {
+            ticket_id: row.get("ticket_id")?,
+            em: row.em()?,
+            user: row.name("user")?,
+            idle_since: row.get("idle_since")?,
+            for_ticket_id: row.get("for_ticket_id")?,
+            for_user: for_user.map(|user| TABLE.name("for_user", user)).transpose()?,
+            mode: row.parse("mode", ReclaimMode::parse)?,
+            chosen_time: row.get("chosen_time")?,
+            due_time: row.get("due_time")?,
+            recall_time: row.get("recall_time")?,
+        })
+    })
+}

@@ -1,0 +1,61 @@
+//! `reclaim list`: idle engines that are to end because requests wait.
+
+use clap::Args;
+
+use crate::commands::{
+    error::{CommandFailure, CommandReply},
+    list::{ListArguments, listed},
+    output::{
+        table::{Column, TableRow, cells},
+        text,
+    },
+};
+use rm_proto::v1::{ListReclaimsRequest, ListReclaimsResponse, Reclaim};
+
+/// Arguments of `reclaim list`.
+#[derive(Debug, Clone, Args)]
+pub struct ListReclaimsCommand {
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::ticket("TICKET").key(),
+    Column::name("USER").key(),
+    Column::em("EM").key(),
+    Column::number("IDLE SINCE").key(),
+    Column::text("STATE").key(),
+    Column::number("DUE"),
+    Column::name("FOR"),
+    Column::ticket("FOR TICKET").wide(),
+    Column::text("MODE").wide(),
+];
+
+listed!(LIST_RECLAIMS: ListReclaimsRequest => ListReclaimsResponse, reclaims: Reclaim, COLUMNS, |reclaim| vec![row(reclaim)]);
+
+impl ListReclaimsCommand {
+    /// Lists the chosen tickets.
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        self.list.list(ListReclaimsRequest::default()).await
+    }
+}
+
+fn row(reclaim: &Reclaim) -> TableRow {
+    let state = match (&reclaim.idle_since, &reclaim.recall_time) {
+        (None, _) => "busy",
+        (_, Some(_)) => "recalled",
+        (_, None) => "chosen",
+    };
+    let mode = reclaim.mode().as_str_name().trim_start_matches("RECLAIM_MODE_").to_lowercase();
+    cells![
+        reclaim.ticket_id.clone(),
+        text::name(&reclaim.user),
+        text::em(reclaim.em.as_ref()),
+        reclaim.idle_since.as_ref(),
+        state.to_owned(),
+        reclaim.due_time.as_ref(),
+        text::name_or_nothing(&reclaim.for_user),
+        reclaim.for_ticket_id.clone(),
+        mode,
+    ]
+}
