@@ -133,6 +133,23 @@ final class Heartbeats implements Background.Task {
             }
         }
         unknown.put(ecm.instance, now);
+        stopIdle(ecm, new HashSet<>(answer.getStopIdleTicketsList()));
+    }
+
+    /**
+     * Stops the engines of recalled tickets that are still unlocked in Linkis. As when an operator stops the unlocked engines of an ECM,
+     * Linkis's manager may hand such an engine out at this moment; its task is then repeated on another one.
+     */
+    private void stopIdle(Tables.Ecm ecm, Set<String> recalled) throws Exception {
+        if (recalled.isEmpty()) {
+            return;
+        }
+        for (Tables.EngineNode engine : tables.enginesOn(ecm.instance)) {
+            if (engine.idle && recalled.contains(engine.ticket)) {
+                LOG.info("linkis-rm: the idle engine of {} is stopped, because a request waits", engine.ticket);
+                engines.stop(engine.ticket);
+            }
+        }
     }
 
     /** If the database's clock was set back, such as an hour in autumn, sequences continue from the last one meanwhile. */

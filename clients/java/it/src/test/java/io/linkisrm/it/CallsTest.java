@@ -8,15 +8,28 @@ import io.linkisrm.client.LinkisRmClient;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.sql.Statement;
+import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.stream.Collectors;
 import javax.sql.DataSource;
+import linkis.rm.v1.Action;
 import linkis.rm.v1.AdminServiceGrpc;
 import linkis.rm.v1.EmInstance;
 import linkis.rm.v1.EmResource;
 import linkis.rm.v1.GetEmRequest;
 import linkis.rm.v1.Health;
+import linkis.rm.v1.LimitServiceGrpc;
+import linkis.rm.v1.ListActionsRequest;
 import linkis.rm.v1.ListHoldsRequest;
+import linkis.rm.v1.ReclaimMode;
+import linkis.rm.v1.ReclaimPolicy;
+import linkis.rm.v1.RequestResourceRequest;
+import linkis.rm.v1.RequestResourceResponse;
+import linkis.rm.v1.Resource;
 import linkis.rm.v1.ResourceManagerServiceGrpc;
+import linkis.rm.v1.SetReclaimPolicyRequest;
 import linkis.rm.v1.Ticket;
 import linkis.rm.v1.UnregisterRequest;
 import linkis.rm.v1.UsageServiceGrpc;
@@ -61,6 +74,59 @@ class CallsTest {
             reset(manager);
             releaseWithoutRelation(manager);
         }
+    }
+
+    /** An engine that is unlocked in Linkis ends because another user waits for the whole ECM. A locked one does not. */
+    @Test
+    void an_idle_engine_ends_for_a_request_of_another_user() throws Exception {
+        String host = "callsrecall1:9102";
+        String engine = "callsrecall1:41001";
+        MariaDb.get().create("calls_recall");
+        source = MariaDb.get().source("calls_recall");
+        Configuration.use();
+        try (LinkisRmClient asking = Server.shared().client(); Manager manager = new Manager(source, Server.shared().address())) {
+            client = asking;
+            manager.register(host, LifeTest.driver(4, 4, 4), LifeTest.driver(0, 0, 0));
+            List<Label<?>> labels = Manager.labels(host, "callsrecall", "hive", "3.1.3");
+            String ticket = Manager.ticket(manager.request(labels, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance));
+            manager.started(ticket, engine, "callsrecall", labels);
+            manager.used(engine, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance);
+            io.linkisrm.shaded.google.protobuf.Duration second = io.linkisrm.shaded.google.protobuf.Duration.newBuilder().setSeconds(1).build();
+            ReclaimPolicy policy = ReclaimPolicy.newBuilder().putLabels("user", "callsrecall").setMode(ReclaimMode.RECLAIM_MODE_STOP)
+                    .setIdleAfter(second).setGrace(second).build();
+            client.call(LimitServiceGrpc.getSetReclaimPolicyMethod(), SetReclaimPolicyRequest.newBuilder().setPolicy(policy).build());
+            execute("INSERT INTO linkis_cg_manager_service_instance_metrics (instance, instance_status) VALUES ('" + engine + "', "
+                    + NodeStatus.Locked.ordinal() + ")");
+            heartbeat(host);
+            RequestResourceRequest whole = RequestResourceRequest.newBuilder()
+                    .setEm(EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(host)).setUser("callsother").setCreator("IDE")
+                    .setResource(Resource.newBuilder().setLoadInstance(
+                            linkis.rm.v1.LoadInstanceResource.newBuilder().setMemory(4L << 30).setCores(4).setInstances(1)))
+                    .setWaitTimeout(io.linkisrm.shaded.google.protobuf.Duration.newBuilder().setSeconds(60)).build();
+            CompletableFuture<RequestResourceResponse> waiting = CompletableFuture.supplyAsync(() ->
+                    client.call(ResourceManagerServiceGrpc.getRequestResourceMethod(), whole, Duration.ofSeconds(90)));
+            for (int beats = 0; beats < 40; beats++) {
+                beat(host);
+            }
+            assertFalse(waiting.isDone(), "a locked engine does not end");
+            execute("UPDATE linkis_cg_manager_service_instance_metrics SET instance_status = " + NodeStatus.Unlock.ordinal()
+                    + " WHERE instance = '" + engine + "'");
+            for (int tries = 0; !waiting.isDone(); tries++) {
+                assertTrue(tries < 300, "the request is served");
+                beat(host);
+            }
+            assertTrue(waiting.get().hasAvailable(), waiting.get().toString());
+            ListActionsRequest ofTicket = ListActionsRequest.newBuilder().setTicketId(ticket).build();
+            List<String> actions = client.call(UsageServiceGrpc.getListActionsMethod(), ofTicket).getActionsList().stream()
+                    .map(Action::getAction).collect(Collectors.toList());
+            assertEquals(Arrays.asList("granted", "inited", "recalled", "released"), actions);
+        }
+    }
+
+    /** A heartbeat of an ECM, and a moment for its report. */
+    private void beat(String host) throws Exception {
+        execute("UPDATE linkis_cg_manager_service_instance_metrics SET update_time = NOW() WHERE instance = '" + host + "'");
+        Thread.sleep(100);
     }
 
     /** Unknown tickets on this ECM, and ECMs that cannot be registered again, do not make this one silent. */
