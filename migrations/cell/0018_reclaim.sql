@@ -6,6 +6,9 @@ CREATE TABLE linkis_reclaim (
     ticket_id uuid NOT NULL,
     -- Ticket id of the waiting request.
     for_ticket_id uuid NOT NULL,
+    -- EM at which the request fits after the end.
+    for_em_application_name text COLLATE "C" NOT NULL,
+    for_em_instance text COLLATE "C" NOT NULL,
     -- Mode of the policy at the choice.
     mode text COLLATE "C" NOT NULL,
     chosen_time timestamptz NOT NULL DEFAULT clock_timestamp(),

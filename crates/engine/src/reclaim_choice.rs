@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use rm_model::{
     assessment::Verdict,
+    em::EmInstance,
     ledger,
     limit::LimitedScope,
     operation::PlacedRequest,
@@ -67,6 +68,8 @@ pub struct TriedRequest {
 pub struct ReclaimChoice {
     /// Ticket id of the request.
     pub request: Uuid,
+    /// EM at which the request then fits.
+    pub em: EmInstance,
     /// Ids of the tickets, in the order of the choice.
     pub tickets: Vec<Uuid>,
 }
@@ -143,7 +146,7 @@ impl ReclaimTrial {
             }
             self.serve(best.place);
             let tickets = best.tickets.iter().map(|candidate| candidate.idle.ticket.id).collect();
-            choices.push(ReclaimChoice { request: request.ticket_id, tickets });
+            choices.push(ReclaimChoice { request: request.ticket_id, em: best.place.em.clone(), tickets });
         }
         choices
     }

@@ -87,7 +87,7 @@ struct RowParts<'a> {
     /// Tickets that are not chosen.
     others: BTreeSet<Uuid>,
     withdrawn: Vec<Reclaim>,
-    /// Number of rows whose tickets may come back.
+    /// Number of rows whose tickets come back, without those that are only observed.
     count: usize,
 }
 
@@ -112,33 +112,36 @@ impl ReclaimView {
         kept_observed.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
         choices.extend(trial.choose(requests, &observed));
         for choice in choices {
-            let stays = |row: &Reclaim, mode| row.for_ticket_id == choice.request && row.mode == mode;
             let (mut new, mut added, mut is_due, mut policies) = (Vec::new(), 0, true, Vec::new());
             for ticket_id in &choice.tickets {
                 let Some(policy) = tickets.get(ticket_id).and_then(|ticket| policy_of(&limits, ticket)) else {
                     continue;
                 };
-                let (mode, grace) = (policy.mode, policy.grace);
-                policies.push(policy.clone());
-                match parts.open.remove(ticket_id) {
-                    Some((_, row)) if stays(row, mode) => {
-                        let can_end = mode != ReclaimMode::Observe;
-                        is_due &= can_end && row.progress == ReclaimProgress::Chosen { is_due: true };
-                    }
-                    stored => {
-                        added += usize::from(stored.is_none());
-                        is_due = false;
-                        new.push(NewReclaim { ticket_id: *ticket_id, for_ticket_id: choice.request, mode, grace });
-                    }
+                let row = parts.open.remove(ticket_id).map(|(_, row)| row);
+                // The grace period continues if another request needs the ticket.
+                let stored = row.filter(|row| row.mode == policy.mode);
+                is_due &= policy.mode != ReclaimMode::Observe && stored.is_some_and(is_row_due);
+                added += usize::from(row.is_none());
+                if stored.is_none_or(|row| row.for_ticket_id != choice.request || row.for_em != choice.em) {
+                    new.push(NewReclaim {
+                        ticket_id: *ticket_id,
+                        for_ticket_id: choice.request,
+                        for_em: choice.em.clone(),
+                        mode: policy.mode,
+                        grace: policy.grace,
+                    });
                 }
+                policies.push(policy.clone());
             }
-            let has_room = |count: usize, max: usize| count + plan.added + added <= max;
-            if has_room(parts.count, *rows_max) && has_room(self.rows.len(), 4 * rows_max) {
+            let is_observed = policies.iter().any(|policy| policy.mode == ReclaimMode::Observe);
+            let of_kind = if is_observed { self.rows.len() } else { parts.count };
+            let has_room = |count: usize, max: usize| added == 0 || count + plan.added + added <= max;
+            if has_room(of_kind, *rows_max) && has_room(self.rows.len(), 4 * rows_max) {
                 plan.added += added;
                 plan.new.extend(new);
-            }
-            if is_due {
-                plan.due.push(DueChoice { choice, policies });
+                if is_due {
+                    plan.due.push(DueChoice { choice, policies });
+                }
             }
         }
         plan.withdrawn = parts.withdrawn;
@@ -165,7 +168,8 @@ impl ReclaimView {
                 RowPart::Withdrawn => parts.withdrawn.push(row.clone()),
             }
         }
-        parts.count = parts.open.len() + parts.coming.len() + parts.kept.len();
+        let rows = parts.open.values().map(|(_, row)| *row).chain(parts.coming.iter().chain(&parts.kept).copied());
+        parts.count = rows.filter(|row| row.mode != ReclaimMode::Observe).count();
         parts
     }
 
@@ -180,11 +184,11 @@ impl ReclaimView {
         let em = self.state.ems.get(&ticket.em)?;
         let can_stop = em.is_registered() && !em.is_held && !self.unavailable.contains(&ticket.em);
         let row = parts.open.get(&ticket.id);
-        let is_due = row.is_some_and(|(_, row)| row.progress == ReclaimProgress::Chosen { is_due: true });
+        let stored = row.filter(|(_, row)| row.mode == policy.mode);
         let idle = IdleTicket {
             ticket: ticket.clone(),
             idle_since,
-            ready_at: if is_due { self.now } else { self.now + policy.grace },
+            ready_at: stored.map_or(self.now + policy.grace, |(_, row)| row.due_time),
             chosen: row.map(|(number, row)| EarlierChoice { number: *number, request: row.for_ticket_id }),
         };
         (can_stop && !parts.others.contains(&ticket.id)).then_some(idle)
@@ -194,6 +198,10 @@ impl ReclaimView {
 /// Returns the policy of a ticket; `None` if none lets its engine end.
 pub fn policy_of<'a>(limits: &'a Limits, ticket: &Ticket) -> Option<&'a ReclaimPolicy> {
     limits.queue_rules().reclaim.deciding(&ticket.ticket_labels()).filter(|policy| policy.mode != ReclaimMode::Off)
+}
+
+fn is_row_due(row: &Reclaim) -> bool {
+    row.progress == ReclaimProgress::Chosen { is_due: true }
 }
 
 fn part_of(row: &Reclaim, policy: Option<&ReclaimPolicy>, tried: &BTreeSet<Uuid>) -> RowPart {

@@ -149,7 +149,9 @@ impl World {
 
     fn row(&mut self, ticket: u128, request: u128, progress: ReclaimProgress, state: ReclaimFor) {
         let (ticket_id, for_ticket_id, mode) = (id(ticket), id(request), ReclaimMode::Stop);
-        self.rows.push(Reclaim { ticket_id, for_ticket_id, mode, progress, request: state });
+        let due_time = if progress == CHOSEN { at(NOW + 20) } else { at(NOW - 1) };
+        let for_em = em_instance("a");
+        self.rows.push(Reclaim { ticket_id, for_ticket_id, for_em, mode, due_time, progress, request: state });
     }
 
     fn em(&self, em: &str) -> Em {
@@ -429,7 +431,9 @@ fn observed_tickets_are_chosen_last_and_beside_others() {
     world.rows.push(Reclaim {
         ticket_id: id(1),
         for_ticket_id: id(99),
+        for_em: em_instance("a"),
         mode: ReclaimMode::Observe,
+        due_time: at(NOW),
         progress: CHOSEN,
         request: ReclaimFor::Present,
     });
@@ -464,6 +468,11 @@ fn ticket_that_cannot_end_in_time_is_not_chosen() {
     assert_eq!(world.chosen(), [], "the EM stops no engine");
     world.unavailable.clear();
     assert_eq!(world.chosen(), [(1, 100)]);
+    // The grace period of a chosen ticket does not begin anew.
+    world.row(1, 100, CHOSEN, ReclaimFor::Present);
+    world.requests[0].wait_until = at(NOW + 21);
+    assert_eq!(world.plan(), ReclaimPlan::default());
+    world.rows.clear();
     world.row(1, 100, DUE, ReclaimFor::Present);
     world.requests[0].wait_until = at(NOW + 1);
     assert_eq!(world.due(), [1]);
@@ -479,6 +488,7 @@ fn request_served_at_another_em_leaves_its_own() {
     world.also_at("b");
     world.request(101, "a", SPARK, 1);
     world.row(2, 100, CHOSEN, ReclaimFor::Present);
+    world.rows[0].for_em = em_instance("b");
     assert_eq!(world.chosen(), [(1, 101)]);
     assert_eq!(world.withdrawn(), []);
 }

@@ -20,7 +20,7 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows,
-    rows::{TableName, TableRow, column},
+    rows::{TableName, TableRow, column, em_columns},
 };
 
 const TABLE: TableName = TableName("linkis_reclaim");
@@ -39,7 +39,8 @@ const OVER_AFTER: Duration = Duration::from_secs(720);
 pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreError> {
     let rows = sqlx::query(
         "-- reclaim::all
-        SELECT r.ticket_id, r.for_ticket_id, r.mode, r.due_time <= clock_timestamp() AS is_due, r.recall_time IS NOT NULL AS was_recalled,
+        SELECT r.ticket_id, r.for_ticket_id, r.for_em_application_name, r.for_em_instance, r.mode, r.due_time,
+            r.due_time <= clock_timestamp() AS is_due, r.recall_time IS NOT NULL AS was_recalled,
             coalesce(r.recall_time < clock_timestamp() - make_interval(secs => $2), false) AS is_unanswered,
             coalesce(r.recall_time < clock_timestamp() - make_interval(secs => $3), false) AS is_over,
             t.ticket_id IS NOT NULL AS is_live, coalesce(t.idle_since <= r.chosen_time, false) AS is_idle,
@@ -77,7 +78,9 @@ fn reclaim(row: TableRow<'_>) -> Result<Reclaim, StoreError> {
     Ok(Reclaim {
         ticket_id: row.get("ticket_id")?,
         for_ticket_id: row.get("for_ticket_id")?,
+        for_em: TABLE.em(row.get("for_em_application_name")?, row.get("for_em_instance")?)?,
         mode: row.parse("mode", ReclaimMode::parse)?,
+        due_time: row.get("due_time")?,
         progress,
         request,
     })
@@ -110,18 +113,23 @@ pub async fn lock(executor: impl PgExecutor<'_>, writer: Uuid) -> Result<bool, S
 /// Inserts rows, and replaces those of tickets that are chosen for another request or in another mode. The grace period begins anew only
 /// in another mode.
 pub async fn choose(connection: &mut PgConnection, new: &[NewReclaim]) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(new.iter().map(|new| &new.for_em));
     let done = sqlx::query(
         "-- reclaim::choose
-        INSERT INTO linkis_reclaim AS r (ticket_id, for_ticket_id, mode, due_time)
-        SELECT ticket_id, for_ticket_id, mode, clock_timestamp() + make_interval(secs => grace)
-        FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::float8[]) AS d (ticket_id, for_ticket_id, mode, grace)
+        INSERT INTO linkis_reclaim AS r (ticket_id, for_ticket_id, mode, due_time, for_em_application_name, for_em_instance)
+        SELECT ticket_id, for_ticket_id, mode, clock_timestamp() + make_interval(secs => grace), application_name, instance
+        FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::float8[], $5::text[], $6::text[])
+            AS d (ticket_id, for_ticket_id, mode, grace, application_name, instance)
         ON CONFLICT (ticket_id) DO UPDATE SET for_ticket_id = excluded.for_ticket_id, mode = excluded.mode,
+            for_em_application_name = excluded.for_em_application_name, for_em_instance = excluded.for_em_instance,
             due_time = CASE WHEN r.mode = excluded.mode THEN r.due_time ELSE excluded.due_time END WHERE r.recall_time IS NULL",
     )
     .bind(column(new, |new| new.ticket_id))
     .bind(column(new, |new| new.for_ticket_id))
     .bind(column(new, |new| new.mode.as_str()))
     .bind(column(new, |new| new.grace.as_secs_f64()))
+    .bind(application_names)
+    .bind(instances)
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, new.len(), done.rows_affected())

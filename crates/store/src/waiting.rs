@@ -48,7 +48,7 @@ use json::{caps_json, em_conditions_json, parse_wait_key, turn_key_hash, wait_ke
 pub(super) use json::parse_position;
 
 pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
-pub use list::{PresentRequest, WaitingFilter, list, present};
+pub use list::{PresentPage, PresentRequest, WaitingFilter, list, present};
 pub use liveness::{ListenerProcess, end_dead_instances, is_any_dead, keep_alive, listener_process};
 pub use order::{LeftTurn, RanksQuery, hand, ranks, rerank, use_turns};
 

@@ -1,5 +1,7 @@
 //! `reclaim list`: idle engines that are to end because requests wait.
 
+use std::time::{Duration, SystemTime};
+
 use clap::Args;
 
 use crate::commands::{
@@ -25,10 +27,10 @@ const COLUMNS: &[Column] = &[
     Column::em("EM").key(),
     Column::number("IDLE SINCE").key(),
     Column::text("STATE").key(),
+    Column::text("MODE"),
     Column::number("DUE"),
     Column::name("FOR"),
     Column::ticket("FOR TICKET").wide(),
-    Column::text("MODE").wide(),
 ];
 
 listed!(LIST_RECLAIMS: ListReclaimsRequest => ListReclaimsResponse, reclaims: Reclaim, COLUMNS, |reclaim| vec![row(reclaim)]);
@@ -40,9 +42,15 @@ impl ListReclaimsCommand {
     }
 }
 
+/// Returns whether replies to heartbeats do not name the ticket any more: two minutes after the recall.
+fn is_unanswered(recall: &prost_types::Timestamp) -> bool {
+    SystemTime::try_from(*recall).is_ok_and(|recall| recall.elapsed().is_ok_and(|age| age > Duration::from_secs(120)))
+}
+
 fn row(reclaim: &Reclaim) -> TableRow {
     let state = match (&reclaim.idle_since, &reclaim.recall_time) {
         (None, _) => "busy",
+        (_, Some(recall)) if is_unanswered(recall) => "unanswered",
         (_, Some(_)) => "recalled",
         (_, None) => "chosen",
     };
@@ -53,9 +61,9 @@ fn row(reclaim: &Reclaim) -> TableRow {
         text::em(reclaim.em.as_ref()),
         reclaim.idle_since.as_ref(),
         state.to_owned(),
+        mode,
         reclaim.due_time.as_ref(),
         text::name_or_nothing(&reclaim.for_user),
         reclaim.for_ticket_id.clone(),
-        mode,
     ]
 }

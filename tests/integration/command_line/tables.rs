@@ -158,8 +158,8 @@ async fn terminal_tables_keep_rows_apart_at_all_widths() {
     let mut fence = world.database.connect().await;
     execute(&mut fence, "BEGIN").await;
     execute(&mut fence, "SELECT FROM linkis_reclaim_writer FOR UPDATE").await;
-    let chosen = "INSERT INTO linkis_reclaim (ticket_id, for_ticket_id, mode, due_time)
-        SELECT ticket_id, gen_random_uuid(), 'OBSERVE', now() FROM linkis_user_resource_meta_data";
+    let chosen = "INSERT INTO linkis_reclaim (ticket_id, for_ticket_id, for_em_application_name, for_em_instance, mode, due_time)
+        SELECT ticket_id, gen_random_uuid(), em_application_name, em_instance, 'OBSERVE', now() FROM linkis_user_resource_meta_data";
     world.database.execute(chosen).await;
     for (words, titles) in LISTS {
         for columns in WIDTHS {

@@ -402,6 +402,30 @@ async fn earlier_run_writes_no_rows() {
     drop(call);
 }
 
+/// A set of tickets is recalled as a whole: not while the row of one of them is locked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn set_is_recalled_as_a_whole() {
+    let (database, rm) = start().await;
+    let ecm = Ecm::register(&rm.client, "host1", 2, Reaction::Stops).await;
+    rm.client.set_reclaim_policy(&quick(ReclaimMode::Stop), "").await.unwrap();
+    let [first, second] = [ecm.idle_engine("bob", "spark").await, ecm.idle_engine("bob", "spark").await];
+    let mut busy = database.connect().await;
+    let mut busy = busy.begin().await.unwrap();
+    let lock = "SELECT FROM linkis_user_resource_meta_data WHERE ticket_id = $1 FOR UPDATE";
+    sqlx::query(lock).bind(second).execute(&mut *busy).await.unwrap();
+    let two = ResourceRequest { resource: load(1, 1, 2), ..ecm.request("ann", "sql") };
+    let call = wait(&rm.client, two);
+    let due = "SELECT count(*) FROM linkis_reclaim WHERE due_time < clock_timestamp()";
+    eventually("both are due", LONG, async || database.count(due).await == 2).await;
+    let steps = rm.metric("linkis_rm_reclaim_step_seconds_count");
+    eventually("more steps", LONG, async || rm.metric("linkis_rm_reclaim_step_seconds_count") > steps + 2.0).await;
+    assert_eq!((database.recorded("recalled").await, ecm.to_stop()), (0, [].into()));
+    busy.rollback().await.unwrap();
+    assert!(matches!(call.await.unwrap(), ResultResource::Available(_)));
+    assert_eq!((database.recorded("recalled").await, ecm.to_stop()), (2, [first, second].into()));
+    assert_invariants(&database, &rm.client).await;
+}
+
 /// A request without an EM is queued at one EM, and an engine on another EM ends for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_on_another_em_ends_for_request_without_em() {

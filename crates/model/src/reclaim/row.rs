@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::ReclaimMode;
+use crate::em::EmInstance;
 
 /// Progress of a chosen ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +50,12 @@ pub struct Reclaim {
     pub ticket_id: Uuid,
     /// Ticket id of the waiting request.
     pub for_ticket_id: Uuid,
+    /// EM at which the request fits after the end.
+    pub for_em: EmInstance,
     /// Mode of the policy at the choice.
     pub mode: ReclaimMode,
+    /// End of the grace period.
+    pub due_time: OffsetDateTime,
     /// State of the ticket.
     pub progress: ReclaimProgress,
     /// State of the request.
@@ -63,6 +69,8 @@ pub struct NewReclaim {
     pub ticket_id: Uuid,
     /// Ticket id of the waiting request.
     pub for_ticket_id: Uuid,
+    /// EM at which the request fits after the end.
+    pub for_em: EmInstance,
     /// Mode of the policy.
     pub mode: ReclaimMode,
     /// Grace period.

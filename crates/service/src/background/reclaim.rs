@@ -31,7 +31,7 @@ use rm_model::{
     name::Name,
     operation::{PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
     principal::Principal,
-    reclaim::{Reclaim, ReclaimPolicy, ReclaimProgress},
+    reclaim::{Reclaim, ReclaimMode, ReclaimPolicy, ReclaimProgress},
     report::{EmStatus, Health},
     scope::{ScopeCounter, USER},
     selector::EmSelector,
@@ -53,9 +53,6 @@ use super::{Step, Task, lease::LeaseFlag};
 const FIRST_REQUESTS: i64 = 50;
 const LATER_REQUESTS: i64 = 50;
 const DUE_REQUESTS: usize = 50;
-
-/// Maximum number of EMs among which a step tries requests without an EM.
-const EMS_TRIED: usize = 64;
 
 /// Period in which a policy allows its `per_minute` ends.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -181,8 +178,13 @@ impl ReclaimIdle {
         if !self.write(session, writer, &plan).await? {
             return Ok(());
         }
+        let mut exhausted = BTreeSet::new();
         for due in &plan.due {
-            if self.recalls.allow(&due.policies) && self.recall(session, writer, &due.choice).await? {
+            // A smaller set does not pass a larger one of the same policy.
+            let patterns = || due.policies.iter().map(|policy| &policy.pattern);
+            if patterns().any(|pattern| exhausted.contains(pattern)) || !self.recalls.allow(&due.policies) {
+                exhausted.extend(patterns());
+            } else if self.recall(session, writer, &due.choice).await? {
                 self.recalls.note(&due.policies);
             }
         }
@@ -196,17 +198,18 @@ impl ReclaimIdle {
         connection: &mut PgConnection,
         rows: &[Reclaim],
     ) -> Result<Vec<PresentRequest>, StoreError> {
-        let due = rows.iter().filter(|row| row.progress == ReclaimProgress::Chosen { is_due: true });
-        let due: BTreeSet<Uuid> = due.map(|row| row.for_ticket_id).take(DUE_REQUESTS).collect();
-        let due: Vec<Uuid> = due.into_iter().collect();
-        let first = waiting::present(&mut *connection, None, FIRST_REQUESTS, &due).await?;
-        let last =
-            first.iter().filter(|present| !due.contains(&present.request.ticket_id)).map(|first| first.position).max();
-        let after = self.after.max(last);
-        let later = waiting::present(connection, after, LATER_REQUESTS, &[]).await?;
-        let is_full = i64::try_from(later.len()) == Ok(LATER_REQUESTS);
-        self.after = later.last().map(|present| present.position).filter(|_| is_full);
-        let mut page: Vec<_> = first.into_iter().chain(later).collect();
+        let is_due = |row: &&Reclaim| {
+            row.mode != ReclaimMode::Observe && row.progress == ReclaimProgress::Chosen { is_due: true }
+        };
+        let due: BTreeSet<Uuid> = rows.iter().filter(is_due).map(|row| row.for_ticket_id).collect();
+        // Others in each step, because a policy may recall no more of the first ones now.
+        let turn = usize::try_from(self.step).unwrap_or_default().wrapping_mul(DUE_REQUESTS) % due.len().max(1);
+        let due: Vec<Uuid> = due.iter().cycle().skip(turn).take(due.len().min(DUE_REQUESTS)).copied().collect();
+        let first = waiting::present(&mut *connection, None, FIRST_REQUESTS, &[]).await?;
+        let of_due = waiting::present(&mut *connection, None, 0, &due).await?;
+        let later = waiting::present(connection, self.after.max(first.last), LATER_REQUESTS, &[]).await?;
+        self.after = later.last;
+        let mut page: Vec<_> = [first, of_due, later].into_iter().flat_map(|page| page.requests).collect();
         page.sort_by_key(|present| present.position);
         page.dedup_by_key(|present| present.position);
         Ok(page)
@@ -217,7 +220,10 @@ impl ReclaimIdle {
         if plan.new.is_empty() && plan.withdrawn.is_empty() {
             return Ok(true);
         }
-        let Some(transaction) = self.begin(session, writer).await? else { return Ok(false) };
+        let transaction = within_timeout(session.begin()).await?;
+        if !self.is_writer(&mut *transaction, writer).await? {
+            return within_timeout(session.roll_back()).await.map(|()| false);
+        }
         let withdrawn: Vec<Uuid> = plan.withdrawn.iter().map(|row| row.ticket_id).collect();
         within_timeout(reclaim::delete(&mut *transaction, &withdrawn)).await?;
         within_timeout(reclaim::choose(&mut *transaction, &plan.new)).await?;
@@ -233,7 +239,10 @@ impl ReclaimIdle {
         writer: Uuid,
         choice: &ReclaimChoice,
     ) -> Result<bool, StoreError> {
-        let Some(transaction) = self.begin(session, writer).await? else { return Ok(false) };
+        let transaction = within_timeout(session.begin()).await?;
+        if !self.is_writer(&mut *transaction, writer).await? {
+            return within_timeout(session.roll_back()).await.map(|()| false);
+        }
         let recalled = within_timeout(reclaim::recall(transaction, &choice.tickets, choice.request)).await?;
         if recalled != choice.tickets.len() {
             within_timeout(session.roll_back()).await?;
@@ -245,18 +254,11 @@ impl ReclaimIdle {
         Ok(true)
     }
 
-    /// Begins a transaction of this run as the writer. Returns `None` if another run has begun since; the next step begins anew.
-    async fn begin<'a>(
-        &mut self,
-        session: &'a mut Session,
-        writer: Uuid,
-    ) -> Result<Option<&'a mut PgConnection>, StoreError> {
-        if within_timeout(reclaim::lock(within_timeout(session.begin()).await?, writer)).await? {
-            return Ok(Some(session.get().await?));
-        }
-        self.writer = None;
-        within_timeout(session.roll_back()).await?;
-        Ok(None)
+    /// Locks the row of the writer in a transaction. Returns false if another run has begun since; the next step begins anew.
+    async fn is_writer(&mut self, transaction: &mut PgConnection, writer: Uuid) -> Result<bool, StoreError> {
+        let is_writer = within_timeout(reclaim::lock(transaction, writer)).await?;
+        self.writer = self.writer.filter(|_| is_writer);
+        Ok(is_writer)
     }
 
     /// Reads the state of the requests of a page, and the idle tickets at the keys where they are short.
@@ -275,8 +277,10 @@ impl ReclaimIdle {
             tickets.extend(user_resource::read(&mut *connection, &idle).await?);
         }
         let (now, ems) = (clock(&mut *connection).await?, idle_ems(&self.limits, &tickets));
+        let counts =
+            |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
         let chosen_at: HashMap<Uuid, EmInstance> =
-            rows.iter().filter_map(|row| Some((row.for_ticket_id, tickets.get(&row.ticket_id)?.em.clone()))).collect();
+            rows.iter().filter(counts).map(|row| (row.for_ticket_id, row.for_em.clone())).collect();
         let tried = page.into_iter().map(|present| {
             let chosen_at = chosen_at.get(&present.request.ticket_id);
             tried(present, chosen_at, &ems, self.step)
@@ -330,13 +334,8 @@ fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance>
     let allowed = tickets.values().filter(|ticket| policy_of(limits, ticket).is_some());
     let mut idle: Vec<_> = allowed.filter_map(|ticket| Some((idle_since(ticket)?, ticket.id, &ticket.em))).collect();
     idle.sort_unstable();
-    let mut ems = Vec::new();
-    for (_, _, em) in idle {
-        if ems.len() < EMS_TRIED && !ems.contains(em) {
-            ems.push(em.clone());
-        }
-    }
-    ems
+    let mut known = BTreeSet::new();
+    idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).cloned().collect()
 }
 
 /// Returns those of `ems` that are silent or unhealthy.
@@ -350,7 +349,7 @@ async fn unavailable(
     Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
 }
 
-/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its chosen tickets, or else at one of `ems`,
+/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice, or else at one of `ems`,
 /// another one in each step.
 fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: &[EmInstance], step: u64) -> TriedRequest {
     let PresentRequest { position, request, selector } = present;

@@ -178,14 +178,22 @@ pub struct PresentRequest {
     pub selector: Option<EmSelector>,
 }
 
-/// Returns the requests with callers: up to `limit` after the position `after`, and those of `ticket_ids`, in the order of their positions.
-/// A row that cannot be read is logged and left out: it must not block the others.
+/// Requests with callers, in the order of their positions.
+#[derive(Debug)]
+pub struct PresentPage {
+    /// The requests. A row that cannot be read is logged and left out: it must not block the others.
+    pub requests: Vec<PresentRequest>,
+    /// Position of the last row; `None` at the end of the queues.
+    pub last: Option<QueuePosition>,
+}
+
+/// Returns the requests with callers: up to `limit` after the position `after`, and those of `ticket_ids`.
 pub async fn present(
     executor: impl PgExecutor<'_>,
     after: Option<QueuePosition>,
     limit: i64,
     ticket_ids: &[Uuid],
-) -> Result<Vec<PresentRequest>, StoreError> {
+) -> Result<PresentPage, StoreError> {
     let rows = sqlx::query(
         r#"-- waiting::present
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em, w.resource_type,
@@ -208,7 +216,10 @@ pub async fn present(
         let request = present_request(TABLE.row(row));
         request.inspect_err(|error| tracing::error!(error = %error, "a waiting request cannot be read")).ok()
     });
-    Ok(readable.collect())
+    let is_full = i64::try_from(rows.len()).is_ok_and(|count| count >= limit);
+    let last =
+        rows.last().filter(|_| is_full).map(|row| parse_position(TABLE.row(row).get("position")?)).transpose()?;
+    Ok(PresentPage { requests: readable.collect(), last })
 }
 
 fn present_request(row: TableRow<'_>) -> Result<PresentRequest, StoreError> {
