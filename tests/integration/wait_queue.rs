@@ -197,12 +197,19 @@ async fn wait_queue_user_limit_blocks_no_other_user() {
     }
     let refused = rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.refused();
     assert_eq!((refused.shortfalls[0].available, refused.shortfalls[0].ahead), (0, 0));
+    // The first request that notices the full EM after its limit is the first one there.
     rm.client.resource_released(&release(&first, "hadoop")).await.unwrap();
-    grant_of(calls.remove(0)).await;
     eventually("one request fewer waits", LONG, async || rm.client.waiting().await.unwrap().len() == 19).await;
-    let line = rm.client.waiting().await.unwrap();
-    assert_eq!(line[0].ahead.get("user=hadoop"), Some(&0));
-    assert_eq!(line[18].ahead.get("user=hadoop"), Some(&18));
+    let ended = || calls.iter().position(|call| call.is_finished());
+    eventually("its call ends", LONG, async || ended().is_some()).await;
+    let ended = ended().unwrap();
+    grant_of(calls.remove(ended)).await;
+    eventually("the others wait in one order", LONG, async || {
+        let waiting = rm.client.waiting().await.unwrap();
+        let ahead = waiting.iter().map(|waiting| waiting.ahead.get("user=hadoop").copied());
+        ahead.eq((0..19).map(Some))
+    })
+    .await;
     assert_invariants(&database, &rm.client).await;
 }
 
