@@ -215,7 +215,13 @@ async fn honest_client_with_many_cancels_is_not_ended() {
         } else {
             let are_under_way = async || scrape(rm.http).await["linkis_rm_calls"] >= AT_ONCE as f64;
             eventually("the calls are under way", LONG, are_under_way).await;
+            // The server lets calls of this age be cancelled freely.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            drop(answers);
         }
+        // Without this, the cancelled calls would be counted as those of the next crowd.
+        let are_ended = async || scrape(rm.http).await["linkis_rm_calls"] == 0.0;
+        eventually("the calls are ended", LONG, are_ended).await;
     }
     database.release_holds().await;
     assert_eq!(list(None).await.await.unwrap().status(), 200, "the connection is still served");
