@@ -25,7 +25,7 @@ pub struct BatchPart<T> {
     pub is_contended: bool,
 }
 
-/// Failure of an attempt. Nothing of it was committed.
+/// Failure of an attempt without effect, but for steps through tickets that are safe to repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchFailure {
     /// A limit change is in progress. It waits only for earlier batches and ends soon.

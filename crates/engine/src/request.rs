@@ -98,7 +98,7 @@ pub enum Failure<E> {
     Rejected(Box<Rejection>),
     /// The action had no effect and may succeed later. A request with a queue entry survives it.
     Transient(E),
-    /// The action failed, or its result is unknown. The request ends and is not repeated here.
+    /// The action failed, or its result is unknown. The request ends, or tries another EM.
     Final(E),
 }
 

@@ -46,7 +46,7 @@ pub enum Error {
         deadline; retry the call"
     )]
     LockTimeout,
-    /// The transaction had not begun at the deadline, and no lock delayed it.
+    /// No transaction with the operation was under way at the deadline, and no lock delayed it.
     #[error(
         "the transaction of the call had not begun at its deadline: this server or its database is busy; retry the call"
     )]

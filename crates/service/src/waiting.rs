@@ -79,7 +79,7 @@ impl WaiterSignals {
     }
 }
 
-/// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
+/// Interval between searches for dead instances and polls of the queue heads, and between renewals of an instance with waiters.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout of the first reply on a connection that was idle.

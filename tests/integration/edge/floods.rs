@@ -168,9 +168,8 @@ async fn honest_client_with_many_cancels_is_not_ended() {
     let mut builder = h2::client::Builder::new();
     builder.max_concurrent_reset_streams(10 * AT_ONCE).max_local_error_reset_streams(None);
     let raw = Raw::connect_with(&rm.address, &builder).await;
-    let list = async |deadline: Option<&str>| {
-        let headers: Vec<_> = deadline.map(|deadline| ("grpc-timeout", deadline)).into_iter().collect();
-        let (answer, mut stream) = raw.call_with("linkis.rm.v1.UsageService/ListEms", &headers).await;
+    let list = async || {
+        let (answer, mut stream) = raw.call("UsageService/ListEms").await;
         stream.send_data(message_prefix(0).into(), true).unwrap();
         answer
     };
@@ -178,7 +177,7 @@ async fn honest_client_with_many_cancels_is_not_ended() {
     for _ in 0..30 {
         let mut answers = vec![];
         for n in 0..300 {
-            let answer = list(None).await;
+            let answer = list().await;
             if n % 3 > 0 {
                 answers.push(answer);
             }
@@ -190,14 +189,13 @@ async fn honest_client_with_many_cancels_is_not_ended() {
     database.hold_by_hand(&held).await;
     let message = {
         use prost::Message as _;
-        let em = rm_proto::v1::EmInstance {
-            application_name: held.application_name.to_string(),
-            instance: held.instance.to_string(),
-        };
+        let (application_name, instance) = (held.application_name.to_string(), held.instance.to_string());
+        let em = rm_proto::v1::EmInstance { application_name, instance };
         let unregister = rm_proto::v1::UnregisterRequest { em: Some(em), ..Default::default() };
         let message = unregister.encode_to_vec();
         Bytes::from([message_prefix(message.len()), message].concat())
     };
+    let calls = async || scrape(rm.http).await["linkis_rm_calls"];
     // Calls that wait for a locked EM and all end at one moment: by the client, or by their deadlines.
     for deadline in [None, None, Some("300m"), Some("300m"), None, None] {
         let headers: Vec<_> = deadline.map(|deadline| ("grpc-timeout", deadline)).into_iter().collect();
@@ -213,18 +211,15 @@ async fn honest_client_with_many_cancels_is_not_ended() {
                 tokio::time::timeout(LONG, answer).await.expect("its deadline expires").unwrap();
             }
         } else {
-            let are_under_way = async || scrape(rm.http).await["linkis_rm_calls"] >= AT_ONCE as f64;
-            eventually("the calls are under way", LONG, are_under_way).await;
+            eventually("the calls are under way", LONG, async || calls().await >= AT_ONCE as f64).await;
             // The server lets calls of this age be cancelled freely.
             tokio::time::sleep(Duration::from_millis(50)).await;
             drop(answers);
         }
-        // Without this, the cancelled calls would be counted as those of the next crowd.
-        let are_ended = async || scrape(rm.http).await["linkis_rm_calls"] == 0.0;
-        eventually("the calls are ended", LONG, are_ended).await;
+        eventually("all calls are ended", LONG, async || calls().await == 0.0).await;
     }
     database.release_holds().await;
-    assert_eq!(list(None).await.await.unwrap().status(), 200, "the connection is still served");
+    assert_eq!(list().await.await.unwrap().status(), 200, "the connection is still served");
     assert_eq!(ended(&scrape(rm.http).await), BTreeMap::new());
     rm.stop().await;
 }

@@ -64,7 +64,7 @@ struct TriedEms {
     is_surveyed: bool,
     /// Number of drained EMs that the cluster view showed as free.
     drained: usize,
-    /// Contended EMs that were tried as a last resort.
+    /// Contended EMs that refused as a last resort.
     contended: Vec<EmInstance>,
 }
 

@@ -127,7 +127,7 @@ impl ContendedQueues {
             opened
         });
         if let Some(stirred) = opened {
-            tracing::info!(?key, operations = count, "another transaction or a hold owns a resource lock");
+            tracing::info!(?key, operations = count, "another writer owns a resource lock");
             self.tasks.spawn(self.clone().serve(key.clone(), limits.clone(), stirred));
         }
     }
