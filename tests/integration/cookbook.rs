@@ -31,12 +31,13 @@ const INDEX: &str = include_str!("../../docs/COOKBOOK.md");
 const QUESTIONS: &str = include_str!("../../docs/cookbook/questions.md");
 
 /// Pages of the cookbook.
-const PAGES: [(&str, &str); 5] = [
+const PAGES: [(&str, &str); 6] = [
     ("cookbook/users.md", include_str!("../../docs/cookbook/users.md")),
     ("cookbook/clients.md", include_str!("../../docs/cookbook/clients.md")),
     ("cookbook/questions.md", QUESTIONS),
     ("cookbook/operators.md", include_str!("../../docs/cookbook/operators.md")),
     ("cookbook/administrators.md", include_str!("../../docs/cookbook/administrators.md")),
+    ("cookbook/sharing.md", include_str!("../../docs/cookbook/sharing.md")),
 ];
 
 /// Maximum size of a page.
@@ -61,9 +62,10 @@ fn in_queue((gb, cores): (i64, i64), queue_name: &str, (queue_gb, queue_cores): 
     Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
-async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator: &str, used: Resource) {
+async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator: &str, used: Resource) -> Uuid {
+    let ticket_id = Uuid::parse_str(&format!("5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a{number:02x}")).unwrap();
     let adopt = AdoptTicket {
-        ticket_id: Uuid::parse_str(&format!("5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a{number:02x}")).unwrap(),
+        ticket_id,
         user: name(user),
         creator: name(creator),
         engine_type: "spark-3.2.1".into(),
@@ -73,11 +75,13 @@ async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator
         used,
     };
     rm.client.adopt_ticket(&adopt).await.unwrap();
+    ticket_id
 }
 
 /// Sets up three EMs with a few engines, limits, a drain, a hold, and an external cluster with queues.
 async fn cluster(rm: &Instance) -> Yarn {
     let ems = ["host1", "host2", "host3"].map(em);
+    let mut reports = Vec::new();
     for (host, zone) in ems.iter().zip(["east", "east", "west"]) {
         let (total, protected) = (load(64, 16, 20), load(4, 2, 0));
         let register = RegisterEm { labels: labels(&[("zone", zone)]), protected, ..registration(host.clone(), total) };
@@ -94,6 +98,7 @@ async fn cluster(rm: &Instance) -> Yarn {
             idle: vec![],
         };
         rm.client.heartbeat(&report).await.unwrap();
+        reports.push(report);
     }
     for rule in [
         rule(&[("user", None)], LimitMode::Enforced, &[(Dimension::Instances, 10), (Dimension::Cores, 20)]),
@@ -106,7 +111,9 @@ async fn cluster(rm: &Instance) -> Yarn {
     ] {
         rm.client.set_limit(&rule).await.unwrap();
     }
-    adopt(rm, 1, &ems[0], "hadoop", "IDE", load(40, 12, 1)).await;
+    let idle = vec![adopt(rm, 1, &ems[0], "hadoop", "IDE", load(40, 12, 1)).await];
+    let report = EmReport { sequence: 2, tickets: idle.clone(), idle, ..reports.swap_remove(0) };
+    rm.client.heartbeat(&report).await.unwrap();
     adopt(rm, 2, &ems[1], "hadoop", "IDE", in_queue((4, 2), "root.eng.etl", (16, 8))).await;
     adopt(rm, 3, &ems[1], "alice", "Schedulis", in_queue((8, 4), "root.eng.etl", (4, 2))).await;
     let over = rm.client.request_resource(&request(&ems[1], "bob", load(4, 2, 1))).await.granted();
@@ -152,6 +159,7 @@ impl Cluster {
         let is_visible = || async {
             let overview = rm.client.overview().await.unwrap();
             let (line, scopes) = (overview.line.unwrap().waiting, overview.scopes.unwrap());
+            let idle = overview.tickets.unwrap().idle;
             let tasks = rm.client.tasks().await.unwrap().tasks;
             let refusals = usage.clone().list_refusals(proto::ListRefusalsRequest::default()).await.unwrap();
             let by = proto::UsageBy::User.into();
@@ -161,7 +169,7 @@ impl Cluster {
                 && !refusals.into_inner().refusals.is_empty()
                 && !used.into_inner().sums.is_empty();
             let has_run = tasks.iter().any(|task| task.last_success_time.is_some());
-            line == 1 && scopes.scopes == 14 && scopes.over_limit == 1 && has_run && is_recorded
+            line == 1 && idle == 1 && scopes.scopes == 14 && scopes.over_limit == 1 && has_run && is_recorded
         };
         eventually("the cluster is visible in every list", Duration::from_secs(60), is_visible).await;
         Self { database, rm, yarn, waiting }
@@ -207,6 +215,11 @@ async fn cookbook_for_operators_prints_its_outputs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cookbook_for_administrators_prints_its_outputs() {
     Cluster::start().await.verify("docs/cookbook/administrators.md").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cookbook_for_sharing_prints_its_outputs() {
+    Cluster::start().await.verify("docs/cookbook/sharing.md").await;
 }
 
 /// Each row of the table has one command, which replies to its question: it prints a row below the headers.

@@ -24,7 +24,7 @@ use super::*;
 
 /// Reaction of an EM to a recall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reaction {
+pub enum Reaction {
     /// It stops the engine, and releases the ticket.
     Stops,
     /// The engine has got a task.
@@ -46,7 +46,7 @@ struct Engines {
 }
 
 /// An EM that reports twenty times a second.
-struct Ecm {
+pub struct Ecm {
     client: RmClient,
     em: EmInstance,
     engines: Arc<Mutex<Engines>>,
@@ -54,7 +54,7 @@ struct Ecm {
 }
 
 impl Ecm {
-    async fn register(client: &RmClient, name: &str, instances: i64, reaction: Reaction) -> Self {
+    pub async fn register(client: &RmClient, name: &str, instances: i64, reaction: Reaction) -> Self {
         let em = em(name);
         let registered = client.register(registration(em.clone(), load(100, 100, instances))).await.unwrap();
         let engines = Arc::<Mutex<Engines>>::default();
@@ -63,13 +63,13 @@ impl Ecm {
         Self { client: client.clone(), em, engines, _reporting }
     }
 
-    fn request(&self, user: &str, engine_type: &str) -> ResourceRequest {
+    pub fn request(&self, user: &str, engine_type: &str) -> ResourceRequest {
         let request = request(&self.em, user, load(1, 1, 1));
         ResourceRequest { engine_type: engine_type.to_owned(), ..request }
     }
 
     /// Starts an engine that is idle, or works.
-    async fn engine(&self, user: &str, engine_type: &str, is_idle: bool) -> Uuid {
+    pub async fn engine(&self, user: &str, engine_type: &str, is_idle: bool) -> Uuid {
         let grant = self.client.request_resource(&self.request(user, engine_type)).await.granted();
         self.client.resource_inited(&inited(&grant, user, None)).await.unwrap();
         let (ticket_id, engines) = (grant.ticket_id, &mut *self.engines.lock().unwrap());
@@ -81,7 +81,7 @@ impl Ecm {
     }
 
     /// Waits until an engine is stored as idle, so that the next one is idle for a shorter time.
-    async fn idle_engine(&self, user: &str, engine_type: &str) -> Uuid {
+    pub async fn idle_engine(&self, user: &str, engine_type: &str) -> Uuid {
         let ticket_id = self.engine(user, engine_type, true).await;
         eventually("the engine is idle", LONG, async || is_idle(&self.client, ticket_id).await).await;
         ticket_id
@@ -144,7 +144,7 @@ async fn report(client: RmClient, em: EmInstance, epoch: i64, engines: Arc<Mutex
 }
 
 /// A policy for all tickets, with the shortest times.
-fn quick(mode: ReclaimMode) -> ReclaimPolicy {
+pub fn quick(mode: ReclaimMode) -> ReclaimPolicy {
     let second = Duration::from_secs(1);
     ReclaimPolicy { idle_after: second, grace: second, ..policy(&[("user", None)], mode) }
 }
@@ -155,7 +155,7 @@ async fn lines(client: &RmClient, ticket_id: Uuid) -> Vec<proto::Action> {
 }
 
 /// Sends a request that waits.
-fn wait(client: &RmClient, request: ResourceRequest) -> AbortOnDropHandle<ResultResource> {
+pub fn wait(client: &RmClient, request: ResourceRequest) -> AbortOnDropHandle<ResultResource> {
     let request = ResourceRequest { wait_timeout: Duration::from_secs(120), ..request };
     let client = client.clone();
     AbortOnDropHandle::new(tokio::spawn(async move { client.request_resource(&request).await.unwrap() }))

@@ -146,13 +146,16 @@ async fn changed_priority_rule_moves_no_waiting_request() {
 async fn moved_request_keeps_priority() {
     let (_database, rm) = start().await;
     let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let em2 = em("host2");
+    rm.client.register(registration(em2.clone(), cpu(10))).await.unwrap();
+    rm.client.drain(&em2, "a look").await.unwrap();
     let every = rule(&[("user", None)], 0, 60);
     rm.client.set_priority(&every, "").await.unwrap();
     let call = enqueue(&rm.client, ResourceRequest { em: None, ..with_priority(&em1, "ann", 60) }).await;
     rm.client.delete_priority(&every.pattern, "").await.unwrap();
     rm.client.register(registration(em1, cpu(9))).await.unwrap();
-    rm.client.register(registration(em("host2"), cpu(10))).await.unwrap();
-    assert_eq!(grant_of(call).await.em, em("host2"));
+    rm.client.resume(&em2, "done").await.unwrap();
+    assert_eq!(grant_of(call).await.em, em2);
 }
 
 /// A request that does not wait is decided at the position that it would get.

@@ -85,7 +85,7 @@ export const ticketColumns = [
   { name: "user", class: "text", of: userAndCreator },
   { name: "EM", class: "text", of: (row) => em(row.em) },
   { name: "engine", class: "text wide", of: (row) => row.engine_type || "–" },
-  { name: "state", of: (row) => (row.expire_time ? ["locked, ", left(row.expire_time), " left"] : row.state) },
+  { name: "state", of: (row) => (row.expire_time ? ["locked, ", left(row.expire_time), " left"] : row.idle_since ? ["idle ", ago(row.idle_since)] : row.state) },
   only("memory"),
   only("cores"),
   { name: "other", class: "text wide", of: (row) => {
@@ -93,6 +93,20 @@ export const ticketColumns = [
     return Object.entries(others).filter(([, value]) => value !== 0).map(([name, value]) => withUnit(name, value)).join(", ");
   } },
   { name: "age", class: "n", of: (row) => ago(row.locked_time) },
+];
+
+const ending = (row) => {
+  if (row.mode === "RECLAIM_MODE_OBSERVE") return "only observed";
+  return row.recall_time ? ["recalled ", ago(row.recall_time), " ago"] : ["in ", left(row.due_time)];
+};
+
+// Idle engines that are to end because requests wait.
+export const reclaimColumns = [
+  { name: "ticket", of: (row) => ticket(row.ticket_id) },
+  { name: "user", class: "text", of: (row) => user(row.user) },
+  { name: "idle", class: "n", of: (row) => ago(row.idle_since) },
+  { name: "for", class: "text", of: (row) => (row.for_user ? user(row.for_user) : "–") },
+  { name: "ends", class: "n", of: ending },
 ];
 
 const entry = ({ scope: key, ahead }) => element("div", {}, wait(key), muted(Number(ahead) > 0 ? ` after ${number(ahead)}` : " next"));

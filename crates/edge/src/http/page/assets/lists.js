@@ -86,16 +86,19 @@ const ems = {
 
 const AGES = [["", "any"], ["600", "10 minutes"], ["3600", "1 hour"], ["86400", "1 day"]];
 
+// Idle tickets are used ones.
+const ticketState = (state) => (state === "idle" ? { idle_for: "0s" } : { state });
+
 const tickets = {
   title: "Tickets", note: "oldest first", empty: "No ticket matches.", columns: () => ticketColumns,
   filters: [{ name: "user", label: "user" }, { name: "em", label: "EM" }, { name: "engine", label: "engine type" }, { name: "label", label: "label=value" }, { name: "age", label: "older than", choices: AGES }],
-  chips: (fields) => [choice(fields, "state", undefined, "all"), choice(fields, "state", "locked"), choice(fields, "state", "used")],
-  read: called("ListTickets", "tickets", (fields) => ({ user: fields.get("user"), state: fields.get("state"), ...emFields(fields.get("em")) }), (fields) => {
+  chips: (fields) => [choice(fields, "state", undefined, "all"), choice(fields, "state", "locked"), choice(fields, "state", "used"), choice(fields, "state", "idle")],
+  read: called("ListTickets", "tickets", (fields) => ({ user: fields.get("user"), ...ticketState(fields.get("state")), ...emFields(fields.get("em")) }), (fields) => {
     const [engine, label, since] = [fields.get("engine"), pair(fields.get("label")), Number(fields.get("age"))];
     if (!engine && !label && !since) return undefined;
     return (row) => (!engine || row.engine_type === engine || row.engine_type.split("-")[0] === engine) && (!label || row.labels[label.key] === label.value) && (!since || age(row.locked_time) > since);
   }),
-  command: (fields) => command("ticket list", option("user", fields.get("user")), option("em", fields.get("em")), option("state", fields.get("state"))),
+  command: (fields) => command("ticket list", option("user", fields.get("user")), option("em", fields.get("em")), fields.get("state") === "idle" ? "--idle 0s" : option("state", fields.get("state"))),
 };
 
 // An EM by its name in a filter, with or without its application.

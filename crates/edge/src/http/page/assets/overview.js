@@ -3,7 +3,7 @@
 import { changed, command, toEm, toList, toScope } from "/page/address.js";
 import { all, call } from "/page/api.js";
 import { capacityTable, heldShare, spark } from "/page/capacity.js";
-import { actionColumns, left, limitColumns, limitRows, placed, refusalColumns, shares, summed, ticketColumns, waitingColumns } from "/page/cells.js";
+import { actionColumns, left, limitColumns, limitRows, placed, reclaimColumns, refusalColumns, shares, summed, ticketColumns, waitingColumns } from "/page/cells.js";
 import { CHOSEN, URGENT, cluster, sharedParts, states, stateOf } from "/page/cluster.js";
 import { at, copyable, element, line, link, muted, show, table } from "/page/elements.js";
 import { age, labels, number, plain, seconds, span } from "/page/format.js";
@@ -41,6 +41,7 @@ function build(place) {
       element("section", { class: "card", id: "ems" }, element("div", { class: "head" }, element("h2", {}, "EMs"), element("span", { class: "note" }), grouping(), element("a", { class: "all", href: toList("ems") }, "all")),
         element("div", { id: "map", role: "group" }), element("p", { id: "map-tip", class: "muted", "aria-live": "polite" }, "\u00a0"), element("ul", { id: "legend", "aria-label": "Colours and shapes" }, legend())),
       card("locked", "Locked longest", toList("tickets", { state: "locked" }), inner()),
+      card("idle", "Idle engines", toList("tickets", { state: "idle" }), inner()),
       card("refused", "Refused, last hour", toList("refusals"), inner()),
       card("users", "Who holds most", toList("users"), inner()),
       card("actions", "Activity", toList("history"), inner())));
@@ -124,6 +125,8 @@ function sums() {
     const more = tickets.locked_partial ? " or more" : "";
     note("locked", `${number(tickets.locked)}${more} locked, ${number(tickets.used)} in use`);
     if (Number(tickets.locked) === 0) show(body("locked"), line("no ticket waits for its engine"));
+    note("idle", `${number(tickets.idle)} idle, of ${number(tickets.used)} in use`);
+    if (Number(tickets.idle) === 0) show(body("idle"), line("no engine is idle"));
   }
   if (throughput) {
     note("actions", `granted ${number(throughput.grants_per_second)}/s `, spark("granted", cluster.points, (point) => point.grants));
@@ -167,6 +170,11 @@ function reads() {
       const { tickets } = await call("ListTickets", { state: "locked", page_size: ROWS });
       if (!isOver()) show(body("locked"), table(lockedColumns, tickets, "no ticket waits for its engine"));
     }, failed("locked")),
+    live(AGAIN, async (isOver) => {
+      if (isEmpty(cluster.overview.tickets?.idle)) return;
+      const { reclaims } = await call("ListReclaims", { page_size: ROWS });
+      if (!isOver()) show(body("idle"), table(reclaimColumns, reclaims, "no engine is to end for a waiting request"));
+    }, failed("idle")),
     live(SOON, async (isOver) => {
       const { actions } = await call("ListActions", { newest_first: true, page_size: ROWS });
       if (!isOver()) show(body("actions"), table(actionColumns, actions, "nothing has happened yet"));

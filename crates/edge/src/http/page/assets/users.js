@@ -17,6 +17,7 @@ const held = (row, dimension) => used(row, dimension) + locked(row, dimension);
 
 const name = { name: "user", class: "text", of: (row) => user(row.user) };
 const tickets = { name: "tickets", class: "n", of: (row) => number(Number(row.used_tickets) + Number(row.locked_tickets)) };
+const idle = { name: "idle", class: "n", of: (row) => number(row.idle_tickets ?? 0) };
 const sum = (dimension, kind) => ({ name: plain(dimension), class: `n ${kind}`, sort: dimension, only: `-${dimension}`, of: (row) => (held(row, dimension) > 0 ? amount(dimension, held(row, dimension)) : "–") });
 
 export const summedAgo = (age) => (age ? `summed ${span(seconds(age))} ago` : "not all are summed yet");
@@ -24,7 +25,7 @@ export const summedAgo = (age) => (age ? `summed ${span(seconds(age))} ago` : "n
 // Columns of the first users; `most` is what the first one holds.
 export const topColumns = (by, most) => [name,
   { class: "bars", of: (row) => bar(["used", used(row, by) / most], ["locked", locked(row, by) / most]) },
-  { ...sum(by, ""), sort: undefined }, tickets];
+  { ...sum(by, ""), sort: undefined }, tickets, idle];
 
 export const mostHeld = (rows, by) => Math.max(1, ...rows.map((row) => held(row, by)));
 
@@ -48,7 +49,7 @@ export const users = {
   columns: (fields) => {
     const by = sortedBy(fields);
     return [name, sum(by, ""), { name: "locked of it", class: "n wide", of: (row) => (locked(row, by) > 0 ? amount(by, locked(row, by)) : "–") },
-      ...USUAL.filter((one) => one !== by).map((one) => sum(one, "mid")), tickets,
+      ...USUAL.filter((one) => one !== by).map((one) => sum(one, "mid")), tickets, idle,
       { name: "locked tickets", class: "n wide", of: (row) => number(row.locked_tickets) }];
   },
   read: async (fields, size, token) => {
