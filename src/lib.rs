@@ -20,7 +20,7 @@
 //! - [`server`]: start, operation and stop of an instance; [`notify`]: notifications for systemd;
 //! - [`commands`]: the commands, through the client; [`config`]: settings; [`limits_file`]: limits in version control.
 //!
-//! docs/ARCHITECTURE.md has the walk of one request, the invariants, and the files of each kind of change. The test
+//! docs/ARCHITECTURE.md has the walk of one request and the invariants, docs/CHANGING.md the files of each kind of change. The test
 //! `workspace` enforces which crate may use which.
 
 #![warn(

@@ -55,11 +55,11 @@ pub(super) async fn round(rm: &Instance, number: usize) {
 }
 
 /// Sends reports of an EM: with all tickets, with other ones, and with all again. Its engine runs no task in the last but one.
-async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uuid) {
+async fn report(client: &RmClient, em1: &EmInstance, epoch: i64, ticket_id: Uuid) {
     for (sequence, tickets, unknown) in
         [(1, ticket_id, 0), (2, Uuid::new_v4(), 1), (3, ticket_id, 0), (4, ticket_id, 0)]
     {
-        let (em, health, tickets) = (host.clone(), Health::Healthy, [tickets].into());
+        let (em, health, tickets) = (em1.clone(), Health::Healthy, [tickets].into());
         let idle = if sequence == 3 { vec![ticket_id] } else { vec![] };
         let report = EmReport { em, epoch, sequence, health, load: None, tickets, observed: None, idle };
         assert_eq!(client.heartbeat(&report).await.unwrap().unknown_tickets.len(), unknown);
@@ -67,12 +67,12 @@ async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uui
 }
 
 /// Makes the calls of operators.
-async fn operate(client: &RmClient, host: &EmInstance) {
-    client.drain(host, "a disk").await.unwrap();
-    client.resume(host, "").await.unwrap();
-    let grant = client.request_resource(&request(host, "hadoop", load(1, 1, 1))).await.granted();
+async fn operate(client: &RmClient, em1: &EmInstance) {
+    client.drain(em1, "a disk").await.unwrap();
+    client.resume(em1, "").await.unwrap();
+    let grant = client.request_resource(&request(em1, "hadoop", load(1, 1, 1))).await.granted();
     client.force_release(grant.ticket_id, "it hangs").await.unwrap();
-    for key in [LockKey::Em(host.clone()), LockKey::User(name("hadoop"))] {
+    for key in [LockKey::Em(em1.clone()), LockKey::User(name("hadoop"))] {
         let hold = NewHold { key: key.clone(), duration: Duration::from_secs(60), reason: name("a look") };
         client.hold(&hold).await.unwrap();
         assert_eq!(client.holds().await.unwrap().len(), 1);
