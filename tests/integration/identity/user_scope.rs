@@ -83,18 +83,18 @@ async fn ecm_token_authorizes_only_its_em() {
 async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engine: proto::EngineInstance) -> String {
     let (mut usage, mut limits) = (usage_of(channel, token), LimitServiceClient::new(with(channel, token)));
     let mut got = String::new();
-    let mut record = |what: &dyn std::fmt::Debug| got.push_str(&format!("{what:?}\n"));
+    let mut note = |what: &dyn std::fmt::Debug| got.push_str(&format!("{what:?}\n"));
     let (mut next, mut pages) = (String::new(), 0);
     loop {
         let call = proto::ListTicketsRequest { page_size: 2, page_token: next, ..Default::default() };
         let page = usage.list_tickets(call).await.unwrap().into_inner();
-        record(&page);
+        note(&page);
         (next, pages) = (page.next_page_token, pages + 1);
         if next.is_empty() {
             break;
         }
     }
-    record(&pages);
+    note(&pages);
     for (em, user, engine) in [
         (em_message("host1"), "", None),
         (None, "bob", None),
@@ -102,63 +102,63 @@ async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engin
         (None, "", Some(engine.clone())),
     ] {
         let call = proto::ListTicketsRequest { em, user: user.into(), engine, ..Default::default() };
-        record(&usage.list_tickets(call).await.unwrap().into_inner());
+        note(&usage.list_tickets(call).await.unwrap().into_inner());
     }
     for ticket_id in tickets {
         let call = proto::GetTicketRequest { ticket_id: ticket_id.clone(), engine: None };
-        record(&usage.get_ticket(call).await.map_err(|status| (reason(&status), status.get_details_error_info())));
+        note(&usage.get_ticket(call).await.map_err(|status| (reason(&status), status.get_details_error_info())));
         let call = proto::ListActionsRequest { ticket_id: ticket_id.clone(), ..Default::default() };
-        record(&usage.list_actions(call).await.unwrap().into_inner().actions);
+        note(&usage.list_actions(call).await.unwrap().into_inner().actions);
     }
     let call = proto::GetTicketRequest { ticket_id: String::new(), engine: Some(engine) };
-    record(&usage.get_ticket(call).await.map_err(|status| reason(&status)));
+    note(&usage.get_ticket(call).await.map_err(|status| reason(&status)));
     let call = proto::BatchGetTicketsRequest { ticket_ids: tickets.to_vec() };
-    record(&usage.batch_get_tickets(call).await.unwrap().into_inner().tickets);
+    note(&usage.batch_get_tickets(call).await.unwrap().into_inner().tickets);
     let (mut next, mut lines) = (String::new(), 0);
     loop {
         let call = proto::ListScopesRequest { page_size: 1, page_token: next, ..Default::default() };
         let page = usage.list_scopes(call).await.unwrap().into_inner();
         (next, lines) = (page.next_page_token, lines + page.scopes.len());
-        record(&page.scopes);
+        note(&page.scopes);
         if next.is_empty() {
             break;
         }
     }
-    record(&lines);
-    record(&usage.list_waiting(proto::ListWaitingRequest::default()).await.unwrap().into_inner());
-    record(&usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions);
+    note(&lines);
+    note(&usage.list_waiting(proto::ListWaitingRequest::default()).await.unwrap().into_inner());
+    note(&usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions);
     for user in ["", "bob"] {
         let call = proto::ListRefusalsRequest { user: user.to_owned(), ..Default::default() };
-        record(&usage.list_refusals(call).await.unwrap().into_inner());
+        note(&usage.list_refusals(call).await.unwrap().into_inner());
         let call =
             proto::GetUsageRequest { by: proto::UsageBy::User.into(), user: user.to_owned(), ..Default::default() };
-        record(&usage.get_usage(call).await.unwrap().into_inner());
+        note(&usage.get_usage(call).await.unwrap().into_inner());
         let labels: BTreeMap<String, String> =
             (!user.is_empty()).then(|| ("user".to_owned(), user.to_owned())).into_iter().collect();
         let (user, em) = (user.to_owned(), em_message("host1"));
         let call = proto::ListActionsRequest { newest_first: true, user: user.clone(), em, ..Default::default() };
-        record(&usage.list_actions(call).await.unwrap().into_inner().actions);
+        note(&usage.list_actions(call).await.unwrap().into_inner().actions);
         let call = proto::ListActionsRequest { user: user.clone(), ..Default::default() };
-        record(&usage.list_actions(call).await.unwrap().into_inner().actions);
+        note(&usage.list_actions(call).await.unwrap().into_inner().actions);
         let call = proto::ListWaitingRequest { user, em: em_message("host1"), ..Default::default() };
-        record(&usage.list_waiting(call).await.unwrap().into_inner().waiting);
+        note(&usage.list_waiting(call).await.unwrap().into_inner().waiting);
         for fullest_first in [false, true] {
             let call = proto::ListScopesRequest { labels: labels.clone(), fullest_first, ..Default::default() };
-            record(&usage.list_scopes(call).await.unwrap().into_inner().scopes);
+            note(&usage.list_scopes(call).await.unwrap().into_inner().scopes);
         }
     }
     let users = usage.list_users(proto::ListUsersRequest::default()).await.unwrap().into_inner();
-    record(&(users, usage.get_overview(proto::GetOverviewRequest {}).await.unwrap().into_inner()));
+    note(&(users, usage.get_overview(proto::GetOverviewRequest {}).await.unwrap().into_inner()));
     let mut watching = usage.watch(proto::WatchRequest {}).await.unwrap().into_inner();
-    record(&watching.message().await.unwrap());
-    record(&usage.list_instances(proto::ListInstancesRequest {}).await.unwrap().into_inner());
-    record(&usage.list_tasks(proto::ListTasksRequest {}).await.unwrap().into_inner());
-    record(&usage.list_ems(proto::ListEmsRequest::default()).await.unwrap().into_inner());
+    note(&watching.message().await.unwrap());
+    note(&usage.list_instances(proto::ListInstancesRequest {}).await.unwrap().into_inner());
+    note(&usage.list_tasks(proto::ListTasksRequest {}).await.unwrap().into_inner());
+    note(&usage.list_ems(proto::ListEmsRequest::default()).await.unwrap().into_inner());
     let call = proto::ListLimitsRequest { page_size: 1, ..Default::default() };
     let page = limits.list_limits(call).await.unwrap().into_inner();
     let call = proto::ListLimitsRequest { page_token: page.next_page_token.clone(), ..Default::default() };
-    record(&page);
-    record(&limits.list_limits(call).await);
+    note(&page);
+    note(&limits.list_limits(call).await);
     got
 }
 
