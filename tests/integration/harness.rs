@@ -192,8 +192,8 @@ pub async fn woken(rm: &Instance, call: Call, change: impl Future<Output = ()>) 
     let polls = || rm.metric("linkis_rm_waiting_polls_total");
     let before = polls();
     eventually("a poll", LONG, async || polls() > before).await;
-    let before = polls();
     change.await;
+    let before = polls();
     let grant = grant_of(call).await;
     assert_eq!(polls(), before, "granted by a wake-up, not by a poll");
     grant

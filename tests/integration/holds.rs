@@ -127,7 +127,7 @@ async fn hold_without_waiting_calls_is_deleted() {
     let (database, rm) = start().await;
     rm.client.hold(&new(of_em("nowhere"), Duration::from_millis(100))).await.unwrap();
     rm.client.hold(&new(of_user("unknown"), Duration::from_millis(100))).await.unwrap();
-    assert_eq!(stored(&database).await, 2);
+    assert_eq!(database.recorded("held").await, 2);
     eventually("both holds are deleted", LONG, async || stored(&database).await == 0).await;
     assert_eq!(rm.client.holds().await.unwrap(), []);
 }

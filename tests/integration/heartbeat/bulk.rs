@@ -207,12 +207,20 @@ async fn locked_report_row_delays_no_other_em() {
         hold
     };
     let row = hold().await;
-    let (client, report) = (rm.client.clone(), held.report(&[]));
-    let waiting = tokio::spawn(async move { client.heartbeat(&report).await });
-    for _ in 0..10 {
-        other.beat(&[]).await;
-    }
-    assert!(!waiting.is_finished());
+    let beat = || {
+        let (client, report) = (rm.client.clone(), held.report(&[]));
+        tokio::spawn(async move { client.heartbeat(&report).await })
+    };
+    // A report waits for its row for a second.
+    eventually("reports pass one that waits", LONG, async || {
+        let waiting = beat();
+        for _ in 0..5 {
+            other.beat(&[]).await;
+        }
+        !waiting.is_finished()
+    })
+    .await;
+    let waiting = beat();
     drop(row);
     waiting.await.unwrap().unwrap();
 

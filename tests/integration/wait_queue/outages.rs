@@ -36,8 +36,8 @@ async fn wait_queue_renewal_after_idleness_extends_no_dead_instance() {
     let before: Vec<String> = database.column(of_killed).await;
     let behind = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     let after: Vec<String> = database.column(of_killed).await;
-    // Empty if the entry has been swept.
-    assert!(after.is_empty() || after == before, "{after:?}");
+    // Empty if the entry has been swept; earlier if a check has ended the row.
+    assert!(after.iter().all(|after| before.iter().all(|before| after <= before)), "{before:?} {after:?}");
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     grant_of(behind).await;
 }

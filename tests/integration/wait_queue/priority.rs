@@ -69,8 +69,8 @@ async fn most_specific_priority_rule_decides() {
     for rule in [
         rule(&[("user", None)], -1, 0),
         rule(&[creator("IDE")], 30, 60),
-        rule(&[creator("IDE"), ("user", Some("ann"))], 20, 40),
-        rule(&[creator("IDE"), ("user", None)], 25, 50),
+        rule(&[creator("IDE"), ("user", Some("ann"))], 5, 40),
+        rule(&[creator("IDE"), ("user", None)], 50, 50),
     ] {
         rm.client.set_priority(&rule, "").await.unwrap();
     }
@@ -82,7 +82,7 @@ async fn most_specific_priority_rule_decides() {
     let waiting = rm.client.waiting().await.unwrap();
     let shown: Vec<_> =
         waiting.iter().map(|waiting| (waiting.user.as_str(), waiting.creator.as_str(), waiting.priority)).collect();
-    assert_eq!(shown, [("bob", "IDE", 25), ("ann", "IDE", 20), ("ann", "schedulis", -1)]);
+    assert_eq!(shown, [("bob", "IDE", 50), ("ann", "IDE", 5), ("ann", "schedulis", -1)]);
     for (user, most) in [("ann", 40), ("bob", 50)] {
         let request = |priority| ResourceRequest { creator: name("IDE"), ..with_priority(&em1, user, priority) };
         let error = rm.client.request_resource(&request(most + 1)).await.unwrap_err();

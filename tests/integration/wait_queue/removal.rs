@@ -176,8 +176,8 @@ async fn removal_ends_call_of_own_instance_without_poll() {
     let polls = || rm.metric("linkis_rm_waiting_polls_total");
     let before = polls();
     eventually("a poll", LONG, async || polls() > before).await;
-    let before = polls();
     rm.client.remove_waiting(ticket_id, "a mistake").await.unwrap();
+    let before = polls();
     assert_removed(&error_of(call).await, "a mistake");
     assert_eq!(polls(), before, "ended by the removal, not by a poll");
 }

@@ -133,13 +133,14 @@ async fn time_at_own_limit_gives_no_turn() {
     let (em1, grant) = full_em(&rm.client, "host1", 10).await;
     let other = em("host2");
     rm.client.register(registration(other.clone(), cpu(10))).await.unwrap();
-    rm.client.set_limit(&limit(&[("user", Some("alice"))], &[(Dimension::Cores, 10)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("user", Some("alice"))], &[(Dimension::Cores, 9)])).await.unwrap();
     let own = rm.client.request_resource(&request(&other, "alice", cpu(1))).await.granted();
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    let _alice = enqueue(&rm.client, patient(&em1, "alice", cpu(10))).await;
-    let _held = rm.client.request_resource(&request(&em1, "first", cpu(10))).await.granted();
+    // The EM has nine cores for alice until bob waits for all of them.
+    let _alice = enqueue(&rm.client, patient(&em1, "alice", cpu(9))).await;
+    let _held = rm.client.request_resource(&request(&em1, "first", cpu(1))).await.granted();
+    assert_eq!(users(&rm.client).await, ["alice"], "alice waits at a limit of alice alone");
     let _bob = enqueue(&rm.client, patient(&em1, "bob", cpu(10))).await;
-    assert_eq!(users(&rm.client).await, ["alice", "bob"], "alice waits at a limit of alice alone");
     rm.client.resource_released(&release(&own, "alice")).await.unwrap();
     eventually("alice waits at the EM", LONG, async || users(&rm.client).await == ["bob", "alice"]).await;
 }

@@ -38,9 +38,10 @@ async fn freed_capacity_on_any_instance_wakes_head() {
     let (other, _) = full_em(&first.client, "host2", 10).await;
     second.client.unregister(&other).await.unwrap();
     first.client.register(registration(other.clone(), cpu(1))).await.unwrap();
-    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1500)), ..request(&other, "short", cpu(1)) };
-    first.client.request_resource(&short).await.granted();
+    first.client.request_resource(&request(&other, "short", cpu(1))).await.granted();
     let call = enqueue(&first.client, patient(&other, "hadoop", cpu(1))).await;
+    let expires = r#"UPDATE linkis_user_resource_meta_data SET expires_at = clock_timestamp() WHERE "user" = 'short'"#;
+    database.execute(expires).await;
     grant_of(call).await;
 
     let call = enqueue(&first.client, patient(&other, "hadoop", cpu(1))).await;
