@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt::Debug,
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
@@ -297,6 +298,16 @@ pub async fn in_one_batch(
     before();
     execute(&mut holder, "ROLLBACK").await;
     made
+}
+
+/// Asserts that a call waits for a contended key, and cancels it. No other call waits there.
+pub async fn assert_contended<T: Debug>(rm: &Instance, call: impl Future<Output = Result<T, ClientError>>) {
+    let is_contended = async |count| rm.metric("linkis_rm_contended_operations") == count;
+    tokio::select! {
+        result = call => panic!("not contended: {result:?}"),
+        _ = eventually("the call is contended", LONG, || is_contended(1.0)) => {}
+    }
+    eventually("no call is contended", LONG, || is_contended(0.0)).await;
 }
 
 /// Asserts the invariants of every commit: counters equal tickets, no EM or enforced limit is exceeded, no lock row is visible,

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rm_client::{ClientError, ResourceRequest, RmClient};
+use rm_client::{ResourceRequest, RmClient};
 use rm_model::{
     hold::{NewHold, ResourceHold},
     operation::LockKey,
@@ -32,17 +32,6 @@ fn of_user(user: &str) -> LockKey {
     LockKey::User(name(user))
 }
 
-/// A client with a deadline of 400 ms.
-fn hurried(rm: &Instance) -> RmClient {
-    crate::harness::hurried(&rm.address, Duration::from_millis(400))
-}
-
-#[track_caller]
-fn is_locked_out<T: std::fmt::Debug>(answer: Result<T, ClientError>) {
-    let error = answer.unwrap_err();
-    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
-}
-
 async fn stored(database: &Database) -> i64 {
     database.count("SELECT count(*) FROM linkis_resource_hold").await
 }
@@ -58,8 +47,8 @@ async fn hold_blocks_em_until_release_or_deadline() {
     assert_eq!((taken.reason.as_str(), taken.by.as_str()), ("an audit", "anonymous"));
     assert_eq!(taken.until - taken.since, time::Duration::seconds(600));
     for instance in [&first, &second] {
-        is_locked_out(hurried(instance).request_resource(&wanted()).await);
-        is_locked_out(hurried(instance).resource_released(&release(&grant, "hadoop")).await);
+        assert_contended(instance, instance.client.request_resource(&wanted())).await;
+        assert_contended(instance, instance.client.resource_released(&release(&grant, "hadoop"))).await;
         instance.client.request_resource(&request(&em("free"), "hadoop", load(1, 1, 1))).await.granted();
         assert_eq!(instance.client.holds().await.unwrap(), std::slice::from_ref(&hold));
         // Reads and refusals continue.
@@ -81,12 +70,12 @@ async fn hold_blocks_em_until_release_or_deadline() {
 
     // A hold ends at its deadline.
     let before = first.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
+    assert_contended(&first, first.client.request_resource(&wanted())).await;
     let again = second.client.hold(&new(of_em("held"), Duration::from_millis(1500))).await.unwrap();
     assert!(
         again.taken.as_ref().unwrap().until < before.taken.unwrap().until,
         "the owner of a hold can change its deadline"
     );
-    is_locked_out(hurried(&first).request_resource(&wanted()).await);
     let (next, until) =
         (first.client.request_resource(&wanted()).await.granted().ticket_id, again.taken.unwrap().until);
     let early = format!(
@@ -111,13 +100,13 @@ async fn hold_after_instance_kill_ends_at_deadline() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
     process.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
-    process.client.hold(&new(of_em("held"), Duration::from_secs(5))).await.unwrap();
+    process.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
     process.kill();
     let rm = Instance::start(&database).await;
-    // Opens the connections of the instance before the hurried call.
-    rm.client.register(registration(em("free"), load(1, 1, 1))).await.unwrap();
-    is_locked_out(hurried(&rm).request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await);
-    rm.client.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.granted();
+    let wanted = request(&em("held"), "hadoop", load(1, 1, 1));
+    assert_contended(&rm, rm.client.request_resource(&wanted)).await;
+    database.execute("UPDATE linkis_resource_hold SET hold_until = clock_timestamp() + interval '1 s'").await;
+    rm.client.request_resource(&wanted).await.granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
@@ -286,8 +275,7 @@ async fn hold_of_contended_em_queues_its_requests() {
 async fn hold_at_deadline_grants_waiting_requests() {
     let (database, rm) = start_with_em(em("held"), load(10, 10, 10)).await;
     rm.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
-    let short =
-        ResourceRequest { wait_timeout: Duration::from_millis(300), ..patient(&em("held"), "a", load(1, 1, 1)) };
+    let short = ResourceRequest { wait_timeout: Duration::from_secs(3), ..patient(&em("held"), "a", load(1, 1, 1)) };
     let refusal = rm.client.request_resource(&short).await.refused();
     assert!(
         refusal.reason.contains("is held by anonymous until") && refusal.reason.contains("an audit"),
@@ -327,8 +315,8 @@ async fn hold_of_user_does_not_keep_tickets_of_ended_ems() {
     }
     let left = async || rm.client.tickets(None).await.unwrap().into_iter().map(|ticket| ticket.em).collect::<Vec<_>>();
     let alive = rm.client.tickets(None).await.unwrap().into_iter().find(|ticket| ticket.em == em("alive")).unwrap();
-    is_locked_out(hurried(&rm).force_release(alive.id, "an engine hangs").await);
-    is_locked_out(hurried(&rm).unregister(&em("missing")).await);
+    assert_contended(&rm, rm.client.force_release(alive.id, "an engine hangs")).await;
+    assert_contended(&rm, rm.client.unregister(&em("missing"))).await;
     assert_eq!(rm.client.unregister(&em("called")).await.unwrap(), 1);
     assert_eq!(left().await.len(), 2);
     database.execute("DELETE FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'missing%'").await;
@@ -470,7 +458,7 @@ async fn hold_that_waits_delays_no_other_change() {
     let client = rm.client.clone();
     let waits = tokio::spawn(async move { client.hold(&new(of_em("locked"), Duration::from_secs(600))).await });
     eventually("the hold waits for the lock", LONG, || is_waiting(&database)).await;
-    let other = crate::harness::hurried(&rm.address, Duration::from_secs(20));
+    let other = hurried(&rm.address, Duration::from_secs(20));
     assert!(other.release_hold(&of_em("free")).await.unwrap());
     assert!(!waits.is_finished());
     execute(&mut holder, "ROLLBACK").await;

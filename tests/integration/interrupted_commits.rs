@@ -203,7 +203,7 @@ fn seven_cores(creator: &str) -> Rule {
 /// A change of limits on a frozen database ends by its own deadline, and leaves no lock behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_on_frozen_database_ends_by_deadline() {
-    let Served { database, direct, proxy, rm } = Served::start("limits-frozen").await;
+    let Served { database, direct, proxy, rm } = Served::start_hasty("limits-frozen").await;
     let em1 = em("host1");
     rm.client.set_limit(&seven_cores("before")).await.unwrap();
     // The database freezes at different points of the changes.
@@ -211,8 +211,7 @@ async fn limit_change_on_frozen_database_ends_by_deadline() {
         proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(10)));
         let (before, mut setters) = (proxy.passed(), JoinSet::new());
         for n in 0..6 {
-            let (client, rule) =
-                (hurried(&rm.address, Duration::from_millis(700 + 200 * n)), seven_cores(&format!("{messages}-{n}")));
+            let (client, rule) = (rm.client.clone(), seven_cores(&format!("{messages}-{n}")));
             setters.spawn(async move { client.set_limit(&rule).await });
         }
         eventually("so many messages pass", LONG, async || proxy.passed() >= before + messages).await;

@@ -1,13 +1,20 @@
 //! Silent EMs: placement avoids them, they become lost, and an outage of the service or the database loses none.
 
+use std::cell::Cell;
+
 use super::*;
+
+/// Makes all EMs silent for an hour by the clock of the database.
+const HOUR_LATER: &str = "UPDATE linkis_em_report SET report_time = report_time - interval '1 hour';
+    UPDATE linkis_em_resource_meta_data SET register_time = register_time - interval '1 hour'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_em_is_not_placed_until_next_report() {
-    let (_database, rm) = start_with(patience(Duration::from_secs(1), NEVER, 3)).await;
+    let (database, rm) = start_with(patience(Duration::from_secs(20), NEVER, 3)).await;
     let ecm = Ecm::register(&rm.client, "host1", 1000).await;
     ecm.beat(&[]).await;
-    eventually("it is silent", LONG, || ecm.is_silent()).await;
+    database.execute(HOUR_LATER).await;
+    assert!(ecm.is_silent().await);
     let error = rm.client.request_resource(&anywhere()).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(tonic::Code::NotFound), Some("NO_EM_AVAILABLE")));
     assert!(error.to_string().contains("1 match, but all are silent, unhealthy or drained"), "{error}");
@@ -24,7 +31,8 @@ async fn silent_em_is_not_placed_until_next_report() {
         matches!(rm.client.dry_run(&anywhere()).await, Ok(ResultResource::Available(grant)) if grant.em == ecm.em)
     })
     .await;
-    eventually("it is silent again", LONG, || ecm.is_silent()).await;
+    database.execute(HOUR_LATER).await;
+    assert!(ecm.is_silent().await);
     Ecm::register(&rm.client, "host1", 1000).await;
     assert!(!rm.client.em_status(&ecm.em).await.unwrap().unwrap().silent, "a registration is a sign of life");
 }
@@ -43,11 +51,13 @@ async fn healthy_report_wakes_request_at_unhealthy_em() {
         let is_closed = async || instance.client.dry_run(&anywhere()).await.is_err();
         eventually("the EM is unhealthy or silent", LONG, is_closed).await;
         let waits = |wait_timeout| ResourceRequest { wait_timeout, ..anywhere() };
-        let refusal = instance.client.request_resource(&waits(Duration::from_millis(300))).await.refused();
+        let refusal = instance.client.request_resource(&waits(Duration::from_secs(3))).await.refused();
         assert!(refusal.reason.contains("host1:9102 is unhealthy or silent") && !refusal.never_fits, "{refusal:?}");
         assert_wait_queues_empty(&instance.client).await;
         let call = enqueue(&instance.client, waits(LONG)).await;
-        assert_eq!(woken(instance, call, async { drop(ecm.beat(&[]).await) }).await.em, ecm.em);
+        let mut beating = None;
+        let grant = woken(instance, call, async { beating = Some(ecm.beating(vec![])) }).await;
+        assert_eq!(grant.em, ecm.em);
     }
     assert_eq!(assert_invariants(&database, &first.client).await, 4);
 }
@@ -143,10 +153,15 @@ async fn held_silent_em_delays_no_other_loss() {
     eventually("half of its observations", LONG, async || observations() >= begun + 3.0).await;
     drop(beating);
     eventually("the other is silent", LONG, || dies.is_silent()).await;
-    let begun = observations();
-    eventually("the other is given up", LONG, async || !dies.is_registered().await).await;
-    let made = observations() - begun;
-    assert!(made < 9.0, "its watch began anew: {made} observations");
+    let (begun, last) = (observations(), Cell::new(0.0));
+    eventually("the other is given up", LONG, async || {
+        let made = observations() - begun;
+        let is_registered = dies.is_registered().await;
+        last.set(if is_registered { made } else { last.get() });
+        !is_registered
+    })
+    .await;
+    assert!(last.get() < 9.0, "its watch began anew: {last:?} observations");
     assert!(held.is_registered().await, "the held EM cannot be unregistered");
     database.release_holds().await;
     eventually("it is given up, too", LONG, async || !held.is_registered().await).await;
@@ -163,12 +178,7 @@ async fn service_outage_loses_no_em() {
     alive.beat(&[&grant]).await;
     dead.beat(&[]).await;
     rm.stop().await;
-    database
-        .execute(
-            "UPDATE linkis_em_report SET report_time = report_time - interval '1 hour';
-         UPDATE linkis_em_resource_meta_data SET register_time = register_time - interval '1 hour'",
-        )
-        .await;
+    database.execute(HOUR_LATER).await;
     let started = Instant::now();
     let rm = Instance::start_with(&database, patience(silent_after, lost_after, 3)).await;
     let alive = Ecm { client: rm.client.clone(), ..alive };
@@ -187,16 +197,18 @@ async fn database_outages_lose_no_em() {
     let (database, rm) = start_with(patience(silent_after, lost_after, 3)).await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     ecm.beat(&[]).await;
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = 'linkis-rm'";
+    // Without outages, two observations a second apart lose the EM.
+    let cuts = "DO $$ BEGIN FOR n IN 1..20 LOOP
+            PERFORM pg_stat_clear_snapshot();
+            PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE datname = current_database() AND application_name = 'linkis-rm';
+            PERFORM pg_sleep(0.25);
+            ASSERT EXISTS (SELECT FROM linkis_em_resource_meta_data), 'the EM is lost';
+        END LOOP; END $$";
     let observations = || rm.metric(r#"linkis_rm_task_steps_total{task="silence"}"#);
-    // With fewer observations in a row, it would be lost.
-    for _ in 0..5 {
-        let before = observations();
-        database.count(cut).await;
-        eventually("the next observation", LONG, async || observations() > before).await;
-        assert_eq!(database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await, 1);
-    }
+    let begun = observations();
+    database.execute(cuts).await;
+    assert!(observations() > begun + 1.0, "observations continue");
     eventually("it is given up when the database stays", LONG, || async {
         database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 0
     })
