@@ -288,12 +288,12 @@ async fn certificate_after_expiry_ends_its_connection() {
         &ca,
         &["host1"],
         &[],
-        OffsetDateTime::from(std::time::SystemTime::now()) + Duration::from_secs(5),
+        OffsetDateTime::from(std::time::SystemTime::now()) + Duration::from_secs(15),
     );
     let channel = connect(&rm, &ca, Some(&soon)).await.unwrap();
     rm_of(&channel, "").register(register("host1")).await.unwrap();
     let got = Mutex::new(None);
-    eventually("it is over", Duration::from_secs(30), async || {
+    eventually("it is over", LONG, async || {
         let asked = proto::GetEmRequest { em: em_message("host1") };
         *got.lock().unwrap() = UsageServiceClient::new(channel.clone()).get_em(asked).await.err();
         got.lock().unwrap().is_some()
@@ -333,14 +333,14 @@ async fn connection_without_tls_ends_at_handshake_timeout() {
     let (database, folder) = (Database::fresh().await, Folder::new("no-tls"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
-    let options = folder.tls(settings()).with_time("--handshake-timeout", Duration::from_millis(300));
+    let options = folder.tls(settings()).with("--handshake-timeout", "3s");
     let rm = Instance::start_with(&database, options).await;
     let (address, http, config) = (rm.address.strip_prefix("http://").unwrap().to_owned(), rm.http, config(&ca, None));
     tokio::task::spawn_blocking(move || {
         let (mut silent, mut plain) = (TcpStream::connect(&address).unwrap(), TcpStream::connect(&address).unwrap());
         plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
         for stream in [&mut silent, &mut plain] {
-            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
             let mut rest = Vec::new();
             // The connection may send an alert before its end.
             let ended = stream.read_to_end(&mut rest);
@@ -379,7 +379,7 @@ async fn client_over_tls_sends_token_or_certificate() {
             key: key.clone().into_bytes(),
         });
         let tls = rm_client::TlsSettings { ca: Some(ca.as_ref().pem().into_bytes()), identity, ..Default::default() };
-        let settings = ClientSettings { tls, token: token.map(str::to_owned), ..ClientSettings::once(TAKEN_UP_WITHIN) };
+        let settings = ClientSettings { tls, token: token.map(str::to_owned), ..ClientSettings::once(LONG) };
         RmClient::with(&address, &settings).unwrap()
     };
     let host1 = em("host1");

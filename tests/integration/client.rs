@@ -105,7 +105,7 @@ async fn client_calls_survive_instance_kills() {
     let start = |listen: &str| Process::start_at(listen, &["--database-url", &url, "--http-listen", ""]);
     let (mut first, mut second) = (start("127.0.0.77:0"), start("127.0.0.78:0"));
     let addresses = [first.address.clone(), second.address.clone()];
-    let client = RmClient::new(&addresses.join(","), Duration::from_secs(60)).unwrap();
+    let client = insistent(&addresses.join(","));
     let done = Arc::new(Done::default());
     let mut callers = JoinSet::new();
     for number in 0..CALLERS {
@@ -173,9 +173,9 @@ async fn client_with_silent_address_is_not_delayed() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_address = silent.local_addr().unwrap();
     let addresses = format!("{},{silent_address},{}", hole.address, rm.address);
-    let client = RmClient::new(&addresses, Duration::from_secs(10)).unwrap();
+    let client = RmClient::new(&addresses, LONG).unwrap();
     // Each call within the time of one connection attempt.
-    tokio::time::timeout(Duration::from_secs(10), async {
+    tokio::time::timeout(LONG, async {
         for _ in 0..100 {
             client.ems().await.unwrap();
         }
@@ -267,33 +267,32 @@ async fn client_retries_call_with_lost_reply() {
     let database = Database::fresh().await;
     let (rm, proxy, address) = behind_proxy(&database, "lost-answers").await;
     let direct = rm.client.clone();
-    let client = RmClient::new(&address, Duration::from_secs(30)).unwrap();
+    let client = RmClient::new(&address, LONG).unwrap();
     let em1 = em("host1");
     client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
 
-    // Delays replies, so that the effect of a call is visible before its reply arrives.
-    let late = FaultPlan::Slow(Duration::from_millis(700));
+    // Without replies, the effect of a call is visible before its reply arrives.
     for round in 1..=2 {
-        proxy.set_fault_plan(late);
+        proxy.set_fault_plan(FaultPlan::Mute);
         let (caller, asked) = (client.clone(), request(&em1, "hadoop", load(1, 1, 1)));
         let asking = tokio::spawn(async move { caller.request_resource(&asked).await });
         let is_granted = || async { direct.tickets(Some(&em1)).await.unwrap().len() == round };
         eventually("it is granted", Duration::from_secs(5), is_granted).await;
         assert!(!asking.is_finished());
-        proxy.set_fault_plan(FaultPlan::Fair);
         proxy.cut_all();
+        proxy.set_fault_plan(FaultPlan::Fair);
         let grant = asking.await.unwrap().granted();
         assert!(lives(&direct, grant.ticket_id).await);
         assert_eq!(assert_invariants(&database, &direct).await, round, "granted once");
     }
 
-    proxy.set_fault_plan(late);
+    proxy.set_fault_plan(FaultPlan::Mute);
     let (caller, goes) = (client.clone(), em1.clone());
     let going = tokio::spawn(async move { caller.unregister(&goes).await });
     eventually("it is gone", Duration::from_secs(5), || async { direct.em(&em1).await.is_err() }).await;
     assert!(!going.is_finished());
-    proxy.set_fault_plan(FaultPlan::Fair);
     proxy.cut_all();
+    proxy.set_fault_plan(FaultPlan::Fair);
     let error = going.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.reason()), (Some(Code::Unavailable), None), "{error}");
     assert!(error.to_string().contains("the connection broke"), "{error}");
@@ -303,13 +302,13 @@ async fn client_retries_call_with_lost_reply() {
     let ids = "SELECT count(*) FROM linkis_user_request_id";
     assert_eq!(database.count(ids).await, 2);
     let once = hurried(&address, Duration::from_secs(30));
-    proxy.set_fault_plan(late);
+    proxy.set_fault_plan(FaultPlan::Mute);
     let asked = request(&em1, "hadoop", load(1, 1, 1));
     let asking = tokio::spawn(async move { once.request_resource(&asked).await });
     let is_granted = || async { direct.tickets(Some(&em1)).await.unwrap().len() == 1 };
     eventually("it is granted", LONG, is_granted).await;
-    proxy.set_fault_plan(FaultPlan::Fair);
     proxy.cut_all();
+    proxy.set_fault_plan(FaultPlan::Fair);
     assert_eq!(asking.await.unwrap().unwrap_err().code(), Some(Code::Unavailable));
     assert_eq!(database.count(ids).await, 2);
 }

@@ -314,7 +314,7 @@ async fn database_password_rotation_fails_no_call() {
     let path = far.write("url", &far.url("rotated:first", "rotated"));
     let mut command = Command::new(*PROGRAM);
     let process = Process::start_command(command.env("DATABASE_URL_FILE", &path), |line| println!("{line}"));
-    let client = RmClient::new(&process.address, Duration::from_secs(60)).unwrap();
+    let client = insistent(&process.address);
     client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let (stop, calls) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
     let callers: Vec<_> = (0..4)

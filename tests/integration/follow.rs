@@ -295,7 +295,7 @@ async fn late_commit_is_followed_in_its_place() {
         SELECT 'registered', 'ecm', 'late', 'CPU', '{\"cores\":1}', 'anonymous', clock_timestamp()").await;
     rm.client.register(registration(em("soon"), load(1, 1, 1))).await.unwrap();
     // Longer than the service waits for open transactions (500 ms).
-    let passed = tokio::time::timeout(Duration::from_millis(600), stream.message()).await;
+    let passed = tokio::time::timeout(Duration::from_millis(600), lines(&mut stream, 1)).await;
     assert!(passed.is_err(), "no line passes an open transaction: {passed:?}");
     execute(&mut late, "COMMIT").await;
     let (got, _) = lines(&mut stream, 2).await;

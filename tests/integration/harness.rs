@@ -151,6 +151,11 @@ pub fn hurried(address: &str, timeout: Duration) -> RmClient {
     RmClient::with(address, &ClientSettings::once(timeout)).unwrap()
 }
 
+/// A client that repeats calls for a minute, as often as it takes.
+pub fn insistent(addresses: &str) -> RmClient {
+    RmClient::with(addresses, &ClientSettings { attempts: 1000, ..ClientSettings::new(LONG) }).unwrap()
+}
+
 /// A connection for calls that [`client`] does not make.
 pub async fn channel_to(address: &str) -> Channel {
     Endpoint::from_shared(address.to_owned()).unwrap().connect().await.unwrap()

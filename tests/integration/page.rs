@@ -94,9 +94,11 @@ pub async fn insert_ems(database: &Database, count: usize) {
     database.execute("VACUUM ANALYZE").await;
 }
 
-/// Starts an instance with its page.
+/// Starts an instance with its page. An EM without further reports stays as it is.
 pub async fn start_page() -> (Database, Instance) {
-    let (database, rm) = start().await;
+    let database = Database::fresh().await;
+    let patient = settings().with("--em-silent-after", "1h").with("--em-lost-after", "2h");
+    let rm = Instance::start_with(&database, patient).await;
     let is_there = || async { get(rm.http, "/api/v1/session", "").await.status == 200 };
     eventually("there is a page", LONG, is_there).await;
     (database, rm)

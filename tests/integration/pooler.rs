@@ -7,7 +7,6 @@ use std::{
     os::unix::{fs::MetadataExt as _, process::CommandExt as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -116,9 +115,8 @@ async fn pooler_with_session_pooling_keeps_lock_timeouts() {
         let holder = pooler.database.transaction_that_holds(&em("host1")).await;
         let held = request_in_task(&rm.client, request(&em("host1"), "bob", load(1, 1, 1)));
         eventually("it waits", LONG, || is_waiting(&pooler.database)).await;
-        let quick = hurried(&rm.address, Duration::from_secs(10));
         for _ in 0..3 {
-            quick.request_resource(&request(&em("host2"), "bob", load(1, 1, 1))).await.granted();
+            rm.client.request_resource(&request(&em("host2"), "bob", load(1, 1, 1))).await.granted();
         }
         drop(holder);
         held.await.unwrap().granted();

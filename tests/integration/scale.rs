@@ -19,28 +19,36 @@ mod killed_instances;
 /// More tickets than many steps end.
 const CROWD: i64 = 3000;
 
+/// Counts the attempts of steps on the EM `crowded`. From now on, those whose number meets this condition fail.
+async fn fail_steps(database: &Database, condition: &str) {
+    let gate = format!(
+        "CREATE SEQUENCE IF NOT EXISTS tries;
+        CREATE OR REPLACE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('tries') {condition} THEN RAISE EXCEPTION 'not now' USING ERRCODE = '57P03'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE OR REPLACE TRIGGER gate BEFORE UPDATE ON linkis_em_resource_meta_data FOR EACH ROW
+            WHEN (NEW.em_instance = 'crowded:9102') EXECUTE FUNCTION gate();"
+    );
+    database.execute(gate).await;
+}
+
 /// Gives an EM `count` locked tickets, with matching counters and a deadline `within` from now.
 pub async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
     rm.register(registration(host.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
     sqlx::query(
-        r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
-               em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, em_epoch)
-           SELECT gen_random_uuid(), 'user' || n % 7, 'IDE', '', e.em_application_name, e.em_instance, 'CPU', '{"cores":1}', '{}',
-               now(), now() + $3::text::interval, e.epoch
-           FROM generate_series(1, $1) n, linkis_em_resource_meta_data e WHERE e.em_instance = $2"#,
-    )
-    .bind(count)
-    .bind(host.instance.as_str())
-    .bind(within)
-    .execute(&database.pool)
-    .await
-    .unwrap();
-    sqlx::query(
-        r#"UPDATE linkis_em_resource_meta_data SET version = version + 1, locked_resource = jsonb_build_object('cores', $1),
+        r#"WITH crowd AS (
+               INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+                   em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, em_epoch)
+               SELECT gen_random_uuid(), 'user' || n % 7, 'IDE', '', e.em_application_name, e.em_instance, 'CPU', '{"cores":1}',
+                   '{}', now(), now() + $3::text::interval, e.epoch
+               FROM generate_series(1, $1) n, linkis_em_resource_meta_data e WHERE e.em_instance = $2)
+           UPDATE linkis_em_resource_meta_data SET version = version + 1, locked_resource = jsonb_build_object('cores', $1),
                left_resource = jsonb_build_object('cores', 1000000000 - $1) WHERE em_instance = $2"#,
     )
     .bind(count)
     .bind(host.instance.as_str())
+    .bind(within)
     .execute(&database.pool)
     .await
     .unwrap();
@@ -115,6 +123,7 @@ async fn unregister_of_large_em_keeps_new_registration() {
     let (crowded, other) = (em("crowded"), em("other"));
     first.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
     crowd(&database, &first.client, &crowded, CROWD, "1 hour").await;
+    fail_steps(&database, "> 10").await;
     let mut manager = ResourceManagerServiceClient::connect(first.address.clone()).await.unwrap();
     let name =
         proto::EmInstance { application_name: "linkis-cg-engineconnmanager".into(), instance: "crowded:9102".into() };
@@ -129,6 +138,7 @@ async fn unregister_of_large_em_keeps_new_registration() {
     // The instance ends; another one continues and serves calls.
     first.stop().await;
     let left = tickets_of(&database, &crowded).await;
+    fail_steps(&database, "< 0").await;
     let second = Instance::start(&database).await;
     assert!(left > 0 && left < CROWD, "{left}");
     // The EM registers again: its new tickets stay.
@@ -198,11 +208,11 @@ async fn limit_over_many_tickets_counts_in_steps() {
     crowd(&database, &rm.client, &crowded, CROWD, "1 hour").await;
     // Nothing of this EM can be counted yet.
     database.hold_by_hand(&crowded).await;
-    let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
+    let brief = Instance::start_with(&database, settings().with("--request-timeout", "3s")).await;
+    let mut limits = LimitServiceClient::connect(brief.address.clone()).await.unwrap();
     let limit =
         proto::Limit { each: vec!["user".into()], max: [("cores".to_owned(), 440)].into(), ..Default::default() };
-    let mut call = tonic::Request::new(proto::SetLimitRequest { limit: Some(limit), ..Default::default() });
-    call.set_timeout(Duration::from_millis(1500));
+    let call = proto::SetLimitRequest { limit: Some(limit), ..Default::default() };
     let answer = limits.set_limit(call).await.unwrap().into_inner();
     assert_eq!(answer.state(), proto::LimitState::Counting);
     let state = async || {
@@ -265,7 +275,9 @@ async fn counters_of_idle_users_are_deleted() {
 /// Concurrent changes of limits share few connections, and each gets a reply.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_share_few_connections() {
-    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
+    let database = Database::fresh().await;
+    // Long, because the changes are made one after another.
+    let rm = Instance::start_with(&database, settings().with("--request-timeout", "5m")).await;
     let mut calls = JoinSet::new();
     for n in 0..200 {
         let client = rm.client.clone();
@@ -323,18 +335,8 @@ async fn unregister_steps_retry_after_database_errors() {
     let (database, rm) = start().await;
     let crowded = em("crowded");
     crowd(&database, &rm.client, &crowded, 560, "1 hour").await;
-    // The database accepts one of three attempts to end tickets.
-    database
-        .execute(
-            "CREATE SEQUENCE tries;
-        CREATE FUNCTION often_fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            IF nextval('tries') % 3 <> 0 THEN RAISE EXCEPTION 'not now' USING ERRCODE = '57P03'; END IF;
-            RETURN NEW;
-        END $$;
-        CREATE TRIGGER often_fail BEFORE UPDATE ON linkis_em_resource_meta_data FOR EACH ROW
-            WHEN (OLD.going_epoch IS NOT NULL) EXECUTE FUNCTION often_fail();",
-        )
-        .await;
+    // The database accepts the mark of the EM, and then one of three attempts to end tickets.
+    fail_steps(&database, "% 3 <> 1").await;
     have_go(&database, "crowded:%").await;
     // Ten steps. With a transfer to another instance, each failed step would take three seconds.
     eventually("it is gone", Duration::from_secs(20), || async { tickets_of(&database, &crowded).await == 0 }).await;

@@ -1,7 +1,7 @@
 //! `top` on terminals of two sizes: it shows the overview, and restores the terminal at its end.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs::File,
     io::{Read as _, Write as _},
     process::{Child, Stdio},
@@ -175,15 +175,15 @@ async fn follow(client: RmClient, known: Known) {
 }
 
 impl Top {
-    /// Waits until the picture equals an overview of the same second. Returns the second, the overview and the picture. Seconds
-    /// without a known overview are skipped.
-    fn agrees(&mut self, known: &Known, before: &BTreeSet<String>) -> (String, Overview, Vec<String>) {
+    /// Waits until the picture equals an overview of the same second with one used ticket and this many locked tickets. Returns the
+    /// picture. Seconds without a known overview are skipped.
+    fn agrees(&mut self, known: &Known, locked: i64) -> Vec<String> {
         self.until("the picture of an overview", |lines| {
             let known = known.lock().unwrap();
-            let mut others = known.iter().filter(|(second, _)| !before.contains(*second));
-            let (second, overviews) = others.find(|(second, _)| lines[0].contains(*second))?;
-            let overview = overviews.iter().find(|overview| shows(&lines, overview))?;
-            Some((second.clone(), overview.clone(), lines))
+            let (_, overviews) = known.iter().find(|(second, _)| lines[0].contains(*second))?;
+            let tickets = |overview: &Overview| overview.tickets.as_ref().map(|sums| (sums.used, sums.locked));
+            let mut equal = overviews.iter().filter(|overview| tickets(overview) == Some((1, locked)));
+            equal.any(|overview| shows(&lines, overview)).then_some(lines)
         })
     }
 }
@@ -212,18 +212,10 @@ async fn top_shows_overview_and_restores_terminal() {
     let sizes = SIZES.into_iter().flat_map(|size| ["", "1"].map(|no_color| (size, no_color)));
     for (size, no_color) in sizes {
         let mut top = Top::start(&rm.address, size, no_color);
-        let mut seconds = BTreeSet::new();
-        let lines = loop {
-            let (second, overview, lines) = top.agrees(&known, &seconds);
-            seconds.insert(second);
-            // An earlier overview includes the ticket of the previous terminal size.
-            if overview.tickets.is_some_and(|tickets| (tickets.used, tickets.locked) == (1, 1)) {
-                break lines;
-            }
-        };
-        assert_fits(&lines, size);
+        // An earlier overview includes the ticket of the previous terminal size.
+        assert_fits(&top.agrees(&known, 1), size);
         let grant = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
-        while top.agrees(&known, &seconds).1.tickets.is_none_or(|tickets| tickets.locked != 2) {}
+        top.agrees(&known, 2);
         rm.client.resource_released(&release(&grant, "bob")).await.unwrap();
         let lines = top.until_shows("EMS 1-2 of 2, by fullness");
         let scopes = lines.iter().position(|line| line == "FULLEST SCOPES").expect("they are known") + 1;

@@ -233,7 +233,7 @@ async fn collector_outage_is_logged_at_each_change() {
     let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url(), "--http-listen", "127.0.0.1:0"]);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{place}")).env("OTEL_BSP_SCHEDULE_DELAY", "20");
-    command.env("OTEL_EXPORTER_OTLP_TIMEOUT", "200");
+    command.env("OTEL_EXPORTER_OTLP_TIMEOUT", "60000");
     let got = lines.clone();
     let process = Process::start_command(&mut command, move |line| got.lock().unwrap().push(line));
     let rm = connect(&process).await;

@@ -45,18 +45,22 @@ pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
     folder.join("linkis-rm").display().to_string().leak()
 });
 
-/// Waits until `condition` holds; fails after `longest`. The pauses between checks grow, so that a long wait costs little.
+/// Waits until `condition` holds; fails if a check that begins after `longest` fails. The pauses between checks grow, so that a long
+/// wait costs little.
 pub async fn eventually<F: Future<Output = bool>>(
     what: &str,
     longest: Duration,
     condition: impl Fn() -> F,
 ) -> Duration {
     let start = Instant::now();
-    while !condition().await {
-        assert!(start.elapsed() < longest, "not within {longest:?}: {what}");
+    loop {
+        let is_last = start.elapsed() >= longest;
+        if condition().await {
+            return start.elapsed();
+        }
+        assert!(!is_last, "not within {longest:?}: {what}");
         tokio::time::sleep((start.elapsed() / 20).clamp(Duration::from_millis(5), Duration::from_millis(50))).await;
     }
-    start.elapsed()
 }
 
 /// Removes a folder after the end of this process and its PostgreSQL.

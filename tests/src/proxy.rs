@@ -46,6 +46,8 @@ pub enum FaultPlan {
     Fair,
     /// Bytes pass late.
     Slow(Duration),
+    /// Bytes of the server wait.
+    Mute,
     /// Bytes pass in neither direction, and no connection ends.
     Hole,
 }
@@ -181,6 +183,8 @@ async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Arc<Way>, ge
         if read == 0 {
             return Ok(());
         }
+        // The sender lives as long as `way`.
+        let _ = way.weather.subscribe().wait_for(|weather| *weather != FaultPlan::Mute).await;
         way.pass(generation).await;
         to.write_all(&buffer[..read]).await?;
     }
@@ -225,17 +229,18 @@ async fn forward(
 impl Way {
     /// Waits until bytes of a connection may pass.
     async fn pass(&self, generation: u64) {
-        if generation < self.generations.borrow().known {
-            std::future::pending::<()>().await;
-        }
         let weather = *self.weather.borrow();
         match weather {
-            FaultPlan::Fair => {}
+            FaultPlan::Fair | FaultPlan::Mute => {}
             FaultPlan::Slow(late) => tokio::time::sleep(late).await,
             FaultPlan::Hole => {
                 // The sender lives as long as `self`.
                 let _ = self.weather.subscribe().wait_for(|weather| *weather != FaultPlan::Hole).await;
             }
+        }
+        let Generations { living, known, .. } = *self.generations.borrow();
+        if generation < living.max(known) {
+            std::future::pending::<()>().await;
         }
         self.passed.fetch_add(1, Ordering::SeqCst);
     }

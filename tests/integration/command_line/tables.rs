@@ -95,12 +95,12 @@ async fn world() -> World {
         }
         rm.client.request_resource(&request(&long_em(1), &user, load(1, 1, 1))).await.refused();
         for _ in 0..2 {
-            let request = ResourceRequest { wait_timeout: LONG, ..request(&long_em(3), &user, load(2, 1, 1)) };
+            let request = ResourceRequest { wait_timeout: 10 * LONG, ..request(&long_em(3), &user, load(2, 1, 1)) };
             waiting.push(enqueue(&rm.client, request).await);
         }
     }
     for key in [LockKey::Em(long_em(3)), LockKey::Em(long_em(4)), LockKey::User(name("carol"))] {
-        let hold = NewHold { key, duration: LONG, reason: name("a check of the counters") };
+        let hold = NewHold { key, duration: 10 * LONG, reason: name("a check of the counters") };
         rm.client.hold(&hold).await.unwrap();
     }
     let yarn = external::Yarn::start(external::FAIR).await;

@@ -64,8 +64,15 @@ impl Typed {
     /// Waits until this is to be seen.
     #[track_caller]
     pub fn until(&mut self, what: &str) {
+        self.press_until("", what);
+    }
+
+    /// Presses a key, again after each reply of the terminal, until `what` is to be seen.
+    #[track_caller]
+    pub fn press_until(&mut self, key: &str, what: &str) {
         let deadline = Instant::now() + LONG;
         while !text(&self.seen).contains(what) {
+            self.types(key);
             let chunk = self.chunks.recv_timeout(deadline.saturating_duration_since(Instant::now()));
             self.seen.extend(chunk.unwrap_or_else(|_| panic!("{what:?} in {:?}", text(&self.seen))));
         }

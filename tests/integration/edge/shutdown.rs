@@ -79,7 +79,7 @@ async fn health(channel: Channel, service: &str) -> ServingStatus {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_delay_reports_not_serving() {
     let database = Database::fresh().await;
-    let (rm, _) = server(&database, &[("SHUTDOWN_DELAY", "4s")]);
+    let [(rm, _), (other, _)] = ["1h", "1s"].map(|delay| server(&database, &[("SHUTDOWN_DELAY", delay)]));
     let (address, em1) = (rm.address.clone(), em("host1"));
     rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let connect = async || Channel::from_shared(address.clone()).unwrap().connect().await.unwrap();
@@ -88,8 +88,7 @@ async fn shutdown_delay_reports_not_serving() {
         health(channel.clone(), "").await == ServingStatus::Serving
     })
     .await;
-    let start = Instant::now();
-    let stopping = tokio::task::spawn_blocking(|| rm.terminate());
+    kill_process(rm.pid(), Signal::TERM).unwrap();
     eventually("it reports its shutdown", LONG, async || {
         health(channel.clone(), "").await == ServingStatus::NotServing
     })
@@ -97,9 +96,11 @@ async fn shutdown_delay_reports_not_serving() {
     assert_eq!(health(connect().await, "").await, ServingStatus::NotServing);
     assert_eq!(health(connect().await, "liveness").await, ServingStatus::Serving, "the process is alive");
     client(&address).request_resource(&request(&em1, "late", load(1, 1, 1))).await.granted();
-    assert_eq!(stopping.await.unwrap(), Some(0));
+    rm.kill();
+    let start = Instant::now();
+    assert_eq!(tokio::task::spawn_blocking(|| other.terminate()).await.unwrap(), Some(0));
     let took = start.elapsed();
-    assert!(took >= Duration::from_secs(4), "after {took:?}");
+    assert!(took >= Duration::from_secs(1), "after {took:?}");
 }
 
 /// A connection that reaches the age limit ends without failing a call, short or long.
@@ -133,7 +134,9 @@ async fn old_connection_closes_without_call_failure() {
 /// A call that runs when the shutdown begins is finished.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_waits_for_running_calls() {
-    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
+    let database = Database::fresh().await;
+    let rm = Instance::start_with(&database, settings().with("--drain-timeout", "1h")).await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     database.hold_by_hand(&em("host1")).await;
     let call = request_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
     eventually("the call runs", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;

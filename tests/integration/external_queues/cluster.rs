@@ -43,6 +43,8 @@ pub(super) struct Cluster {
 struct Serving {
     next: Arc<Mutex<Shown>>,
     now: Arc<Mutex<Shown>>,
+    /// The path of the last call.
+    last: Arc<Mutex<String>>,
     asked: Arc<AtomicUsize>,
 }
 
@@ -77,14 +79,16 @@ impl Shown {
 }
 
 async fn answer(State(serving): State<Serving>, Path(what): Path<String>) -> Response {
+    serving.asked.fetch_add(1, Ordering::SeqCst);
     // A fetch reads applications, queues, applications: all three show one state.
-    if serving.asked.fetch_add(1, Ordering::SeqCst).is_multiple_of(3) {
+    let last = std::mem::replace(&mut *serving.last.lock().unwrap(), what.clone());
+    if what == "apps" && last != "scheduler" {
         let next = serving.next.lock().unwrap().clone();
         *serving.now.lock().unwrap() = next;
     }
     let shown = serving.now.lock().unwrap().clone();
     if serving.next.lock().unwrap().is_away {
-        serving.asked.store(0, Ordering::SeqCst);
+        serving.last.lock().unwrap().clear();
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
     match what.as_str() {
@@ -99,7 +103,7 @@ impl Cluster {
         let shown = Shown { queues: queues.to_vec(), ..Shown::default() };
         let next = Arc::new(Mutex::new(shown));
         let asked = Arc::<AtomicUsize>::default();
-        let serving = Serving { next: next.clone(), now: Arc::default(), asked: asked.clone() };
+        let serving = Serving { next: next.clone(), now: Arc::default(), last: Arc::default(), asked: asked.clone() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().route("/ws/v1/cluster/{what}", get(answer)).with_state(serving);

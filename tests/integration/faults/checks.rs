@@ -62,11 +62,12 @@ pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_m
 pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'static str, longest: Duration) {
     let start = Instant::now();
     loop {
+        let is_last = start.elapsed() > longest;
         let left: (i64, i64, i64, i64) = sqlx::query_as(left).fetch_one(&mut *connection).await.unwrap();
         if left == (0, 0, 0, 0) {
             return;
         }
-        if start.elapsed() > longest {
+        if is_last {
             let (tickets, locks, waiting, wait_keys) = left;
             return journal.violation(format!(
                 "left over {longest:?} after the end: {tickets} tickets, {waiting} waiting at {wait_keys} wait_keys, {locks} locks"

@@ -193,10 +193,12 @@ async fn asks(rm: &RmClient) -> bool {
 
 async fn within(what: &str, holds: impl AsyncFn() -> bool) -> Result<(), String> {
     let start = Instant::now();
+    let mut is_last = false;
     while !holds().await {
-        if start.elapsed() > KNOWN_WITHIN {
+        if is_last {
             return Err(format!("not within {KNOWN_WITHIN:?}: {what}"));
         }
+        is_last = start.elapsed() > KNOWN_WITHIN;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())

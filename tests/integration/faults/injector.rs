@@ -214,11 +214,13 @@ impl Injector {
             fault => break_and_mend(&cluster, fault, &mut self.random).await,
         }
         let mended = Instant::now();
+        let mut is_last = false;
         while !self.probes.all_since(mended) {
-            if mended.elapsed() > RECOVERY_MAX {
+            if is_last {
                 self.shared.journal.violation(format!("an instance does not serve {RECOVERY_MAX:?} after its end"));
                 break;
             }
+            is_last = mended.elapsed() > RECOVERY_MAX;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let toll = self.tolls.entry(fault).or_default();

@@ -113,7 +113,7 @@ async fn faults_under_load_break_no_promise() {
     if budget > DEFAULT {
         checks::settle(&mut connection, &journal, checks::LEFT_OVER, SWEPT).await;
     }
-    checks::counters(&cluster.client(0), &journal).await;
+    checks::counters(&cluster.probe(0), &journal).await;
     checks::audit(&cluster.probe(0), &journal).await;
     end.cancel();
     while let Some(ended) = reporting.join_next().await {

@@ -180,7 +180,7 @@ pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
     registrations.extend(sized(&[Hosts::RESERVED], load(100, 100, 100)));
     let mut epochs = Epochs::new();
     for registration in registrations {
-        let mut register = async || shared.client(random).register(registration.clone()).await.unwrap().epoch;
+        let register = async || shared.cluster.probe(0).register(registration.clone()).await.unwrap().epoch;
         epochs.insert(registration.em.clone(), [register().await, register().await]);
     }
     shared.epochs = Arc::new(epochs);
@@ -191,7 +191,7 @@ pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
             .map(|node| RegisterEm { em: em_of_probe(node), ..registered("probe", load(100_000, 100_000, 100_000)) }),
     );
     for registration in registrations {
-        shared.client(random).register(registration).await.unwrap();
+        shared.cluster.probe(0).register(registration).await.unwrap();
     }
     queues::start(&shared.cluster, random.fork()).await;
     let administrator = Administrator::begin(shared.clone(), random.fork()).await;

@@ -1,6 +1,9 @@
 //! Killed instances during large jobs: another instance continues, and repeats nothing.
 
-use rm_model::report::{EmReport, Health};
+use rm_model::{
+    report::{EmReport, Health},
+    resource::Dimension,
+};
 
 use super::*;
 
@@ -11,31 +14,32 @@ const COUNTED_PER_STEP: i64 = 28;
 /// Maximum number of additional steps: the step of the kill, concurrent steps, and retries.
 const OTHER_STEPS: i64 = 8;
 
-/// Makes steps on the EM `crowded` slow enough to be observed, and counts their attempts.
-async fn slow_down(database: &Database) {
-    database
-        .execute(
-            "CREATE SEQUENCE tries;
-        CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            PERFORM nextval('tries'), pg_sleep(0.02);
-            RETURN NEW;
-        END $$;
-        CREATE TRIGGER slowly BEFORE UPDATE ON linkis_em_resource_meta_data FOR EACH ROW
-            WHEN (NEW.em_instance = 'crowded:9102') EXECUTE FUNCTION slowly();",
-        )
-        .await;
-}
+/// The tickets of the EM `crowded`.
+const LEFT: &str = "SELECT count(*) FROM linkis_user_resource_meta_data WHERE em_instance = 'crowded:9102'";
+
+/// Number of steps of the first instance.
+const FIRST_STEPS: i64 = 15;
 
 async fn tries(database: &Database) -> i64 {
     database.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tries").await
 }
 
-/// Registers two EMs, one with many tickets.
+/// Kills the instance after [`FIRST_STEPS`] steps on the EM `crowded`, and permits all further steps. Returns the number of tickets
+/// without a step, which `left` reads, and the number of attempts until now.
+async fn kill_midway(database: &Database, first: Process, left: &str) -> (i64, i64) {
+    eventually("it is under way", LONG, async || tries(database).await > FIRST_STEPS).await;
+    first.kill();
+    let (left, before) = (database.count(left).await, tries(database).await);
+    fail_steps(database, "< 0").await;
+    (left, before)
+}
+
+/// Registers two EMs, one with many tickets, on which the first instance can make [`FIRST_STEPS`] steps.
 async fn prepare(database: &Database, client: &RmClient, count: i64, within: &'static str) -> (EmInstance, EmInstance) {
     let (crowded, other) = (em("crowded"), em("other"));
     client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
     crowd(database, client, &crowded, count, within).await;
-    slow_down(database).await;
+    fail_steps(database, &format!("> {FIRST_STEPS}")).await;
     (crowded, other)
 }
 
@@ -54,14 +58,9 @@ async fn assert_ended_once(database: &Database, how: &str, tickets: i64) {
 
 /// Kills the instance that unregisters an EM after a part of its tickets has ended; another instance ends the rest.
 async fn goes_through_another(database: &Database, first: Process, how: &str) {
-    let (crowded, other) = (em("crowded"), em("other"));
-    eventually("it is under way", Duration::from_secs(60), || async {
-        tickets_of(database, &crowded).await < CROWD - 10 * ENDED_PER_STEP
-    })
-    .await;
-    first.kill();
-    let (left, before) = (tickets_of(database, &crowded).await, tries(database).await);
-    assert!(left > 20 * ENDED_PER_STEP, "{left} are left: it was killed too late");
+    let other = em("other");
+    let (left, before) = kill_midway(database, first, LEFT).await;
+    assert!((20 * ENDED_PER_STEP..CROWD).contains(&left), "{left} are left");
     let second = Instance::start(database).await;
     eventually("it is gone", Duration::from_secs(60), || async {
         second.client.request_resource(&one_core(&other, "bob")).await.granted();
@@ -105,23 +104,16 @@ async fn limit_counting_continues_after_instance_kill() {
     let database = Database::fresh().await;
     let first = Process::start(&["--database-url", &database.url()]);
     let (_, other) = prepare(&database, &first.client, CROWD, "1 hour").await;
-    let mut limits = LimitServiceClient::connect(first.address.clone()).await.unwrap();
-    let limit =
-        proto::Limit { each: vec!["user".into()], max: [("cores".to_owned(), 440)].into(), ..Default::default() };
-    let mut call = tonic::Request::new(proto::SetLimitRequest { limit: Some(limit), ..Default::default() });
-    call.set_timeout(Duration::from_millis(700));
-    let answer = limits.set_limit(call).await.unwrap().into_inner();
-    assert_eq!(answer.state(), proto::LimitState::Counting);
-    let counted =
+    let client = first.client.clone();
+    // Its reply would follow the count.
+    let setting =
+        tokio::spawn(async move { client.set_limit(&limit(&[("user", None)], &[(Dimension::Cores, 440)])).await });
+    let not_counted =
         "SELECT count(*) FROM linkis_user_resource_meta_data t JOIN linkis_em_resource_meta_data e USING (em_instance)
-        WHERE e.em_instance = 'crowded:9102' AND t.ticket_id <= e.counted_after";
-    eventually("it is under way", Duration::from_secs(60), || async {
-        database.count(counted).await > 10 * COUNTED_PER_STEP
-    })
-    .await;
-    first.kill();
-    let (left, before) = (CROWD - database.count(counted).await, tries(&database).await);
-    assert!((20 * COUNTED_PER_STEP..CROWD).contains(&left), "{left} are left: it was killed too late");
+        WHERE e.em_instance = 'crowded:9102' AND t.ticket_id > e.counted_after";
+    let (left, before) = kill_midway(&database, first, not_counted).await;
+    assert!((20 * COUNTED_PER_STEP..CROWD).contains(&left), "{left} are left");
+    setting.await.unwrap().unwrap_err();
     let second = Instance::start(&database).await;
     let counting = "SELECT count(*) FROM linkis_label_set WHERE state = 'counting'";
     eventually("it decides", Duration::from_secs(60), || async {
@@ -145,13 +137,8 @@ async fn expiry_continues_after_instance_kill() {
     let database = Database::fresh().await;
     let first = Process::start(&["--database-url", &database.url()]);
     let (crowded, other) = prepare(&database, &first.client, ALL, "3 seconds").await;
-    eventually("it is under way", Duration::from_secs(60), || async {
-        tickets_of(&database, &crowded).await < ALL - CROWD / 2
-    })
-    .await;
-    first.kill();
-    let left = tickets_of(&database, &crowded).await;
-    assert!(left > CROWD, "{left} are left: it was killed too late");
+    let (left, _) = kill_midway(&database, first, LEFT).await;
+    assert!((CROWD..ALL).contains(&left), "{left} are left");
     let second = Instance::start(&database).await;
     eventually("all are back", Duration::from_secs(60), || async {
         second.client.request_resource(&one_core(&other, "bob")).await.granted();
