@@ -94,7 +94,7 @@ async fn ticket_lifecycles_on_two_instances_never_deadlock() {
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A server whose calls wait for a lock until the test ends it, and a client with this patience.
-async fn start_patient() -> (Database, Instance, RmClient) {
+pub async fn start_patient() -> (Database, Instance, RmClient) {
     let database = Database::fresh().await;
     let rm = Instance::start_with(&database, settings().with_time("--request-timeout", PATIENCE)).await;
     let patient = hurried(&rm.address, PATIENCE);

@@ -23,7 +23,7 @@ async fn database_connections_reopen_after_termination() {
              WHERE datname = current_database() AND pid <> pg_backend_pid()",
             )
             .await;
-        eventually("it is served again", Duration::from_secs(5), || async {
+        eventually("it is served again", LONG, || async {
             match rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await {
                 Ok(_) => true,
                 Err(error) => {
@@ -90,7 +90,7 @@ async fn silent_database_connections_are_replaced() {
     execute(&mut holder, "ROLLBACK").await;
     // The callers leave.
     reads.shutdown().await;
-    eventually("reads are answered", Duration::from_secs(10), || async { rm.client.ems().await.is_ok() }).await;
+    eventually("reads are answered", LONG, || async { rm.client.ems().await.is_ok() }).await;
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
 }
 
@@ -140,7 +140,7 @@ async fn lease_after_silent_connection_is_renewed() {
     // A renewal that was on its way extends the deadline by one period at most.
     let before = deadline().await + 2000;
     // Earlier than the timeout of a statement.
-    eventually("it is renewed", Duration::from_secs(8), async || deadline().await > before).await;
+    eventually("it is renewed", Duration::from_secs(14), async || deadline().await > before).await;
 }
 
 /// The lease survives the end of its connection.

@@ -48,8 +48,7 @@ async fn start_with_deadlines() -> (Database, Instance) {
         END $$;
         CREATE TRIGGER store AFTER INSERT ON linkis_user_resource_meta_data FOR EACH ROW EXECUTE FUNCTION store()";
     database.execute(store).await;
-    let leases = "SELECT count(*) FROM linkis_rm_lease";
-    eventually("the instance owns the lease", LONG, async || database.count(leases).await > 0).await;
+    database.lease_is_owned().await;
     (database, rm)
 }
 

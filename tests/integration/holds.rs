@@ -18,7 +18,7 @@ use sqlx::postgres::PgListener;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use crate::harness::*;
+use crate::{contention::start_patient, harness::*};
 
 fn new(key: LockKey, duration: Duration) -> NewHold {
     NewHold { key, duration, reason: name("an audit") }
@@ -468,11 +468,11 @@ async fn hold_that_waits_delays_no_other_change() {
 /// While a hold of a user waits for a reader of the limits, grants continue between its attempts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_of_user_beside_reader_of_limits_lets_grants_pass() {
-    let (database, rm) = start_with_em(em("a"), load(1000, 1000, 1000)).await;
+    let (database, rm, client) = start_patient().await;
+    rm.client.register(registration(em("a"), load(1000, 1000, 1000))).await.unwrap();
     let mut reader = database.connect().await;
     execute(&mut reader, "BEGIN").await;
     execute(&mut reader, "SELECT count(*) FROM linkis_resource_limit_version").await;
-    let client = rm.client.clone();
     let waits = tokio::spawn(async move { client.hold(&new(of_user("alice"), Duration::from_secs(600))).await });
     eventually("the hold waits for the fence", LONG, || is_waiting(&database)).await;
     let grants = async {

@@ -36,6 +36,7 @@ impl Served {
         let (database, direct) = start().await;
         let registration = registration(em("host1"), load(1000, 1000, 1000));
         direct.client.register(registration).await.unwrap();
+        database.lease_is_owned().await;
         let (proxy, proxied) = database.behind_proxy(name);
         let rm = Instance::start_with(&proxied, settings).await;
         Self { database, direct, proxy, rm }
@@ -188,7 +189,9 @@ async fn limit_with_cut_commit_returns_commit_unknown() {
         proxy.cut_commits(cut, 1);
         let error = rm.client.set_limit(&rule).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
-        assert_eq!(direct.client.limits().await.unwrap().contains(&rule), !matches!(cut, Cut::BeforeCommit));
+        let is_set = async || direct.client.limits().await.unwrap().contains(&rule);
+        let is_right = async || is_set().await != matches!(cut, Cut::BeforeCommit);
+        eventually("a commit that arrived has its effect", LONG, is_right).await;
         proxy.set_fault_plan(FaultPlan::Fair);
         eventually("the instance sets limits", LONG, async || rm.client.set_limit(&rule).await.is_ok()).await;
         rm.client.delete_limit(&rule.pattern).await.unwrap();
@@ -225,10 +228,7 @@ async fn limit_change_on_frozen_database_ends_by_deadline() {
         }
         // The database ends the locks of the frozen connections; the other instance serves meanwhile.
         let ask = request(&em1, "hadoop", load(1, 1, 1));
-        eventually("others are served", Duration::from_secs(10), async || {
-            direct.client.request_resource(&ask).await.is_ok()
-        })
-        .await;
+        eventually("others are served", LONG, async || direct.client.request_resource(&ask).await.is_ok()).await;
         proxy.set_fault_plan(FaultPlan::Fair);
         eventually("the instance serves again", Duration::from_secs(20), async || {
             rm.client.set_limit(&seven_cores("after")).await.is_ok() && rm.client.request_resource(&ask).await.is_ok()

@@ -378,7 +378,7 @@ async fn limit_change_follows_running_grant() {
     execute(&mut holding, "ROLLBACK").await;
     let client = rm.client.clone();
     let setting = tokio::spawn(async move { client.set_limit(&each_user(1)).await.unwrap() });
-    eventually("the limit waits, or is set", Duration::from_secs(5), || async {
+    eventually("the limit waits, or is set", LONG, || async {
         let waiting =
             "SELECT count(*) FROM pg_locks WHERE relation = 'linkis_resource_limit_version'::regclass AND NOT granted";
         setting.is_finished() || database.count(waiting).await > 0

@@ -19,7 +19,7 @@ async fn user_lock_excludes_operations_on_other_em() {
         tokio::spawn(
             async move { client.request_resource(&request(&em("b"), "hadoop", load(1, 1, 1))).await.granted() },
         );
-    eventually("a request of the user waits on another EM", Duration::from_secs(5), || is_waiting(&database)).await;
+    eventually("a request of the user waits on another EM", LONG, || is_waiting(&database)).await;
     rm.client.request_resource(&request(&em("b"), "alice", load(1, 1, 1))).await.granted();
     assert!(!same_user.is_finished());
     execute(&mut holder, "ROLLBACK").await;
@@ -35,10 +35,7 @@ async fn idle_instance_has_no_open_transaction() {
     let idle = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
-    eventually("no connection idles in a transaction", Duration::from_secs(10), async || {
-        database.count(idle).await == 0
-    })
-    .await;
+    eventually("no connection idles in a transaction", LONG, async || database.count(idle).await == 0).await;
     rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
 }
 

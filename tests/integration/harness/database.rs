@@ -107,6 +107,12 @@ impl Database {
         eventually("requests wait", LONG, async || self.count(waiting).await == count).await;
     }
 
+    /// Waits until an instance owns the lease on background work.
+    pub async fn lease_is_owned(&self) {
+        let leases = "SELECT count(*) FROM linkis_rm_lease";
+        eventually("an instance owns the lease", LONG, async || self.count(leases).await > 0).await;
+    }
+
     /// Number of history lines of an action.
     pub async fn recorded(&self, action: &str) -> i64 {
         self.count(format!("SELECT count(*) FROM linkis_resource_action_record WHERE action = '{action}'")).await

@@ -8,6 +8,10 @@ use super::*;
 const HOUR_LATER: &str = "UPDATE linkis_em_report SET report_time = report_time - interval '1 hour';
     UPDATE linkis_em_resource_meta_data SET register_time = register_time - interval '1 hour'";
 
+/// As if the EM `alive` reported for an hour.
+const ALIVE_FOR_AN_HOUR: &str = "UPDATE linkis_em_report SET report_time = clock_timestamp() + interval '1 hour'
+    WHERE em_instance LIKE 'alive%'";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_em_is_not_placed_until_next_report() {
     let (database, rm) = start_with(patience(Duration::from_secs(20), NEVER, 3)).await;
@@ -64,7 +68,7 @@ async fn healthy_report_wakes_request_at_unhealthy_em() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn placement_skips_unhealthy_and_prefers_idle_em() {
-    let (_database, rm) = start().await;
+    let (_database, rm) = start_with(patience(NEVER, NEVER, 3)).await;
     let hosts = ["sick", "busy", "idle"];
     let mut ecms = vec![];
     for host in hosts {
@@ -116,7 +120,8 @@ async fn lost_em_ends_with_its_tickets() {
     let alive = Ecm::register(&second.client, "alive", 10).await;
     let lost = [silent.used().await, silent.used().await, silent.locked().await];
     let (kept, held) = (alive.used().await, by_hand.used().await);
-    let _beating = alive.beating(vec![kept.clone()]);
+    alive.beat(&[&kept]).await;
+    database.execute(ALIVE_FOR_AN_HOUR).await;
     silent.beat(&[&lost[0], &lost[1]]).await;
     eventually("it is given up", LONG, || async { !silent.is_registered().await }).await;
 
@@ -171,7 +176,7 @@ async fn held_silent_em_delays_no_other_loss() {
 /// By the clock of the database all EMs are silent for an hour: after an outage of the service, or a jump of the clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn service_outage_loses_no_em() {
-    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(3));
+    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(8));
     let (database, rm) = start_with(patience(silent_after, lost_after, 3)).await;
     let (alive, dead) = (Ecm::register(&rm.client, "alive", 10).await, Ecm::register(&rm.client, "dead", 10).await);
     let grant = alive.used().await;
@@ -184,7 +189,8 @@ async fn service_outage_loses_no_em() {
     let alive = Ecm { client: rm.client.clone(), ..alive };
     let dead = Ecm { client: rm.client.clone(), ..dead };
     assert!(alive.is_silent().await && dead.is_silent().await);
-    let _beating = alive.beating(vec![grant.clone()]);
+    alive.beat(&[&grant]).await;
+    database.execute(ALIVE_FOR_AN_HOUR).await;
     eventually("the other is given up", LONG, || async { !dead.is_registered().await }).await;
     assert!(started.elapsed() >= lost_after - silent_after, "it had the time to report");
     assert!(alive.is_registered().await && lives(&rm.client, grant.ticket_id).await);
@@ -198,17 +204,21 @@ async fn database_outages_lose_no_em() {
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     ecm.beat(&[]).await;
     // Without outages, two observations a second apart lose the EM.
-    let cuts = "DO $$ BEGIN FOR n IN 1..20 LOOP
+    let cuts = "DO $$ BEGIN WHILE EXISTS (SELECT FROM linkis_em_resource_meta_data) LOOP
             PERFORM pg_stat_clear_snapshot();
             PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
                 WHERE datname = current_database() AND application_name = 'linkis-rm';
-            PERFORM pg_sleep(0.25);
-            ASSERT EXISTS (SELECT FROM linkis_em_resource_meta_data), 'the EM is lost';
+            PERFORM pg_sleep(0.4);
         END LOOP; END $$";
+    let pool = database.pool.clone();
+    let cutting = tokio::spawn(async move { sqlx::raw_sql(cuts).execute(&pool).await.map(drop) });
     let observations = || rm.metric(r#"linkis_rm_task_steps_total{task="silence"}"#);
     let begun = observations();
-    database.execute(cuts).await;
-    assert!(observations() > begun + 1.0, "observations continue");
+    eventually("observations between outages", LONG, async || observations() > begun + 4.0).await;
+    assert!(!cutting.is_finished(), "the EM is lost");
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE 'DO%'";
+    database.execute(end).await;
     eventually("it is given up when the database stays", LONG, || async {
         database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 0
     })

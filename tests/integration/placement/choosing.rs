@@ -96,7 +96,10 @@ async fn register_busy_beside_three(rm: &Instance) {
 /// The instance that received the report and the others avoid a busy EM while another one has capacity.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn placement_avoids_em_with_busy_machine() {
-    let (database, first, second) = two().await;
+    let patient = || settings().with("--em-silent-after", "10m").with("--em-lost-after", "1h");
+    let database = Database::fresh().await;
+    let [first, second, third] = [(); 3].map(|()| Instance::start_with(&database, patient()));
+    let (first, second) = (first.await, second.await);
     register_busy_beside_three(&first).await;
     assert_eq!(grants_on(&[&first, &second], "host0", 60).await, 0);
     let large = anywhere("hadoop", load(600, 600, 600));
@@ -104,8 +107,8 @@ async fn placement_avoids_em_with_busy_machine() {
     assert_eq!(grant.em, em("host0"), "no other EM has capacity");
     first.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     // Without the load, an instance sees the share in use.
-    database.execute("UPDATE linkis_em_report SET report_time = report_time - make_interval(secs => 25)").await;
-    let third = Instance::start(&database).await;
+    database.execute("UPDATE linkis_em_report SET report_time = report_time - make_interval(secs => 500)").await;
+    let third = third.await;
     assert!(grants_on(&[&third], "host0", 30).await > 0, "a report is too old after two intervals");
     assert_invariants(&database, &first.client).await;
 }

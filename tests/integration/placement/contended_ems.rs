@@ -1,6 +1,7 @@
 //! Placement among many contended EMs.
 
 use super::*;
+use crate::contention::start_patient;
 
 /// Holds EMs by committed rows, which calls do not allow for so many, or locks them in one transaction.
 async fn hold_all(database: &Database, hosts: usize, by_hand: bool) -> sqlx::PgConnection {
@@ -74,7 +75,7 @@ async fn placement_among_held_ems_finds_free_em() {
 
 /// Many holds end at once: a wake-up grants the waiting requests.
 async fn wait_queue_is_granted(hosts: usize, by_hand: bool) {
-    let (database, rm) = start().await;
+    let (database, rm, patient) = start_patient().await;
     register(&rm, hosts, 1).await;
     // The requests wait for the largest EM, which is full.
     let full = em("full");
@@ -82,7 +83,7 @@ async fn wait_queue_is_granted(hosts: usize, by_hand: bool) {
     rm.client.request_resource(&request(&full, "hadoop", load(1, 1, 1))).await.granted();
     let holder = hold_all(&database, hosts, by_hand).await;
     let ask = |n: usize| ResourceRequest { wait_timeout: LONG * 4, ..anywhere(&format!("user{n}"), load(1, 1, 1)) };
-    let calls: Vec<_> = (0..hosts).map(|n| request_in_task(&rm.client, ask(n))).collect();
+    let calls: Vec<_> = (0..hosts).map(|n| request_in_task(&patient, ask(n))).collect();
     database.waiting(hosts as i64).await;
     end_holds(holder, by_hand).await;
     let mut on = BTreeSet::new();

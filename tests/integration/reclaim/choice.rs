@@ -71,12 +71,14 @@ impl Ecm {
     /// Starts an engine that is idle, or works.
     pub async fn engine(&self, user: &str, engine_type: &str, is_idle: bool) -> Uuid {
         let grant = self.client.request_resource(&self.request(user, engine_type)).await.granted();
-        self.client.resource_inited(&inited(&grant, user, None)).await.unwrap();
-        let (ticket_id, engines) = (grant.ticket_id, &mut *self.engines.lock().unwrap());
-        engines.live.push((grant, user.to_owned()));
-        if is_idle {
-            engines.idle.insert(ticket_id);
+        let (ticket_id, confirmation) = (grant.ticket_id, inited(&grant, user, None));
+        {
+            // Before the confirmation: a used ticket that is missing from reports is lost.
+            let engines = &mut *self.engines.lock().unwrap();
+            engines.live.push((grant, user.to_owned()));
+            engines.idle.extend(is_idle.then_some(ticket_id));
         }
+        self.client.resource_inited(&confirmation).await.unwrap();
         ticket_id
     }
 
@@ -344,19 +346,16 @@ async fn unanswered_recall_is_replaced() {
     })
     .await;
     // Replies do not name it any more, and those of no policy name none.
-    ecm.engines.lock().unwrap().to_stop.clear();
-    eventually("replies name the other one", LONG, async || ecm.to_stop() == [second].into()).await;
+    let named = async || {
+        ecm.engines.lock().unwrap().to_stop.clear();
+        let beats = ecm.beats();
+        eventually("more reports", LONG, async || ecm.beats() >= beats + 3).await;
+        ecm.to_stop()
+    };
+    eventually("replies name the other one", LONG, async || named().await == [second].into()).await;
     rm.client.set_reclaim_policy(&quick(ReclaimMode::Off), "").await.unwrap();
     eventually("all rows leave", LONG, async || rm.client.reclaims().await.unwrap().is_empty()).await;
-    let steps = rm.counter(r#"linkis_rm_task_steps_total{task="engine_stops"}"#);
-    eventually("two more steps", LONG, async || {
-        rm.counter(r#"linkis_rm_task_steps_total{task="engine_stops"}"#) >= steps + 2
-    })
-    .await;
-    ecm.engines.lock().unwrap().to_stop.clear();
-    let beats = ecm.beats();
-    eventually("more reports", LONG, async || ecm.beats() >= beats + 3).await;
-    assert_eq!(ecm.to_stop(), [].into());
+    eventually("replies name none", LONG, async || named().await.is_empty()).await;
     drop(call);
 }
 
@@ -373,7 +372,8 @@ async fn engine_with_task_since_choice_is_chosen_anew() {
     rm.client.set_reclaim_policy(&patient, "").await.unwrap();
     database.execute("UPDATE linkis_user_resource_meta_data SET idle_since = clock_timestamp()").await;
     eventually("its row leaves", LONG, async || rm.client.reclaims().await.unwrap().is_empty()).await;
-    assert_eq!(rm.metric(r#"linkis_rm_reclaim_results_total{result="busy"}"#), 1.0);
+    let busy = async || rm.metric(r#"linkis_rm_reclaim_results_total{result="busy"}"#) == 1.0;
+    eventually("its engine counts as busy", LONG, busy).await;
     drop(call);
 }
 

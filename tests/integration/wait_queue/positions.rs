@@ -46,7 +46,7 @@ impl Forwarder {
                 });
             }
         });
-        (client(&own), Self { task, silenced })
+        (hurried(&own, LONG * 9), Self { task, silenced })
     }
 
     /// Breaks the connections without a word of HTTP/2.
@@ -218,7 +218,8 @@ async fn position_of_silent_caller_is_kept() {
     let (database, rm) = start().await;
     let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
     let (through, connection) = Forwarder::start(&rm.address).await;
-    let _lost = enqueue(&through, named("r1", patient(&em1, "silent", cpu(10)))).await;
+    let waits = ResourceRequest { wait_timeout: LONG * 9, ..patient(&em1, "silent", cpu(10)) };
+    let _lost = enqueue(&through, named("r1", waits)).await;
     // The client's keep-alive ping is read meanwhile, which the HTTP/2 library does not count.
     tokio::time::sleep(Duration::from_secs(12)).await;
     connection.silence();
