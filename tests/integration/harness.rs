@@ -177,9 +177,10 @@ pub fn patient(em: &EmInstance, user: &str, resource: Resource) -> ResourceReque
 
 /// Starts a request, and returns once it is in a wait queue.
 pub async fn enqueue(client: &RmClient, request: ResourceRequest) -> Call {
-    let before = client.waiting().await.unwrap().len();
+    let known: Vec<_> = client.waiting().await.unwrap().iter().map(|waiting| waiting.ticket_id).collect();
     let call = request_in_task(client, request);
-    eventually("the request waits", LONG, async || client.waiting().await.unwrap().len() > before).await;
+    let is_new = async || client.waiting().await.unwrap().iter().any(|waiting| !known.contains(&waiting.ticket_id));
+    eventually("the request waits", LONG, is_new).await;
     call
 }
 

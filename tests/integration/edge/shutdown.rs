@@ -99,8 +99,7 @@ async fn shutdown_delay_reports_not_serving() {
     rm.kill();
     let start = Instant::now();
     assert_eq!(tokio::task::spawn_blocking(|| other.terminate()).await.unwrap(), Some(0));
-    let took = start.elapsed();
-    assert!(took >= Duration::from_secs(1), "after {took:?}");
+    assert!(start.elapsed() >= Duration::from_secs(1));
 }
 
 /// A connection that reaches the age limit ends without failing a call, short or long.
