@@ -95,7 +95,7 @@ listed!(whole LIST_PRIORITIES: ListPrioritiesRequest => ListPrioritiesResponse, 
 
 impl SetPriorityCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let named = rule(&self.labels);
+        let named = rule(&self.labels)?;
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let before = find(&service, &named).await?;
         let stored = before.clone().unwrap_or_default();
@@ -117,7 +117,7 @@ impl SetPriorityCommand {
 
 impl DeletePriorityCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let rule = rule(&self.labels);
+        let rule = rule(&self.labels)?;
         let shown = rule_name(&rule);
         let service = self.arguments.service(TIMEOUT)?;
         let reason = self.consent.confirm(&format!("Delete the priority rule {shown}?"))?;
@@ -130,9 +130,9 @@ impl DeletePriorityCommand {
 }
 
 /// Returns a rule with these labels, as in limits.
-fn rule(labels: &[String]) -> Priority {
-    let limit = labelled(labels);
-    Priority { labels: limit.labels, each: limit.each, ..Default::default() }
+fn rule(labels: &[String]) -> Result<Priority, CommandFailure> {
+    let limit = labelled(labels)?;
+    Ok(Priority { labels: limit.labels, each: limit.each, ..Default::default() })
 }
 
 /// Returns the stored rule with the labels of `rule`.

@@ -83,12 +83,20 @@ pub struct DeleteLimitCommand {
 }
 
 /// Returns a limit with these labels: `KEY=VALUE`, `each KEY`, or `KEY`, several with commas.
-pub fn labelled(labels: &[String]) -> Limit {
+///
+/// # Errors
+/// [`CommandFailure::Usage`] if a label has two values.
+pub fn labelled(labels: &[String]) -> Result<Limit, CommandFailure> {
     let mut limit = Limit::default();
     for part in labels.iter().flat_map(|labels| labels.split(',')) {
         match part.split_once('=') {
             Some((key, value)) => {
-                limit.labels.insert(parse_name(key.trim()), parse_name(value));
+                let key = parse_name(key.trim());
+                if limit.labels.insert(key.clone(), parse_name(value)).is_some() {
+                    return Err(CommandFailure::Usage(format!(
+                        "LABELS: {key} has two values: each needs a rule of its own"
+                    )));
+                }
             }
             None => {
                 let part = part.trim();
@@ -96,7 +104,7 @@ pub fn labelled(labels: &[String]) -> Limit {
             }
         }
     }
-    limit
+    Ok(limit)
 }
 
 /// Returns the stored limit with these labels.
@@ -126,7 +134,7 @@ fn described(limit: &Limit) -> String {
 impl GetLimitCommand {
     /// Prints the limit.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let named = labelled(&self.labels);
+        let named = labelled(&self.labels)?;
         let pattern = convert::limit::pattern("LABELS", &named)?;
         let found = find(&self.arguments.service(TIMEOUT)?, &pattern).await?;
         let Some(limit) = found else {
@@ -147,7 +155,7 @@ impl GetLimitCommand {
 impl SetLimitCommand {
     /// Shows what the limit replaces, and sets it.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let mut limit = labelled(&self.labels);
+        let mut limit = labelled(&self.labels)?;
         let pattern = convert::limit::pattern("LABELS", &limit)?;
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let before = find(&service, &pattern).await?;
@@ -200,7 +208,7 @@ fn missing(limit: &Limit) -> CommandFailure {
 impl DeleteLimitCommand {
     /// Shows the limit, and deletes it.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let limit = labelled(&self.labels);
+        let limit = labelled(&self.labels)?;
         let pattern = convert::limit::pattern("LABELS", &limit)?;
         let service = self.arguments.service(TIMEOUT)?;
         let (expected_etag, shown) = match self.consent.is_interactive() {
@@ -238,9 +246,10 @@ mod tests {
             (&["team=a\\u{2c}b"], "team=a,b"),
         ] {
             let labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
-            let pattern = convert::limit::pattern("LABELS", &labelled(&labels)).unwrap();
+            let pattern = convert::limit::pattern("LABELS", &labelled(&labels).unwrap()).unwrap();
             assert_eq!(pattern.to_string(), shown);
         }
-        assert!(convert::limit::pattern("LABELS", &labelled(&[String::new()])).is_err());
+        assert!(convert::limit::pattern("LABELS", &labelled(&[String::new()]).unwrap()).is_err());
+        assert!(labelled(&["user=a,user=b".to_owned()]).is_err());
     }
 }

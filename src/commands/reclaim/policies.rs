@@ -140,7 +140,7 @@ listed!(whole LIST_RECLAIM_POLICIES: ListReclaimPoliciesRequest => ListReclaimPo
 
 impl SetReclaimPolicyCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let named = policy(&self.labels);
+        let named = policy(&self.labels)?;
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let before = find(&service, &named).await?;
         let stored = before.clone().unwrap_or_default();
@@ -166,7 +166,7 @@ impl SetReclaimPolicyCommand {
 
 impl DeleteReclaimPolicyCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let policy = policy(&self.labels);
+        let policy = policy(&self.labels)?;
         let shown = policy_name(&policy);
         let service = self.arguments.service(TIMEOUT)?;
         let reason = self.consent.confirm(&format!("Delete the reclaim policy {shown}?"))?;
@@ -179,9 +179,9 @@ impl DeleteReclaimPolicyCommand {
 }
 
 /// Returns a policy with these labels, as in limits.
-fn policy(labels: &[String]) -> ReclaimPolicy {
-    let limit = labelled(labels);
-    ReclaimPolicy { labels: limit.labels, each: limit.each, ..Default::default() }
+fn policy(labels: &[String]) -> Result<ReclaimPolicy, CommandFailure> {
+    let limit = labelled(labels)?;
+    Ok(ReclaimPolicy { labels: limit.labels, each: limit.each, ..Default::default() })
 }
 
 /// Returns the stored policy with the labels of `policy`.
