@@ -154,6 +154,8 @@ async fn moved_request_keeps_priority() {
     let call = enqueue(&rm.client, ResourceRequest { em: None, ..with_priority(&em1, "ann", 60) }).await;
     rm.client.delete_priority(&every.pattern, "").await.unwrap();
     rm.client.register(registration(em1, cpu(9))).await.unwrap();
+    let has_moved = async || rm.client.waiting().await.unwrap().first().is_some_and(|waiting| waiting.em == em2);
+    eventually("the request waits at the drained EM", LONG, has_moved).await;
     rm.client.resume(&em2, "done").await.unwrap();
     assert_eq!(grant_of(call).await.em, em2);
 }
