@@ -324,10 +324,8 @@ impl UndoQueue {
         match Handle::try_current() {
             // The task owns the reply channel: an operation without a receiver is not applied.
             Ok(runtime) if queued => drop(runtime.spawn(async move {
-                if let Ok(Err(error)) = answer.await
-                    && error.is_defect()
-                {
-                    tracing::error!(error = cause(&error), "a grant without a caller stays until it expires");
+                if let Ok(Err(error)) = answer.await {
+                    tracing::warn!(error = cause(&error), "a grant without a caller was not undone; it expires");
                 }
             })),
             _ => tracing::warn!("a grant without a caller could not be undone; it expires"),
