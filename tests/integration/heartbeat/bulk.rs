@@ -207,7 +207,7 @@ async fn locked_report_row_delays_no_other_em() {
         tokio::spawn(async move { client.heartbeat(&report).await })
     };
     // A report waits for its row for a second.
-    eventually("reports pass one that waits", LONG, async || {
+    eventually("reports pass a waiting report", LONG, async || {
         let waiting = beat();
         for _ in 0..5 {
             other.beat(&[]).await;
