@@ -386,11 +386,19 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
     }
 
-    /// Removes a waiter.
+    /// Removes a waiter, and hands its wake-up to the next ones.
     pub fn remove(&mut self, ticket_id: Uuid) {
         if let Some(waiter) = self.take(ticket_id) {
-            self.settle(&waiter);
+            self.leave_to_next(&[waiter]);
         }
+    }
+
+    /// Hands the wake-ups of removed waiters to the next ones. What a waiter leaves at the keys of its entry is freed by the removal
+    /// of the entry; a wake-up may be for another key.
+    fn leave_to_next(&mut self, left: &[Waiter<H>]) {
+        let woken: Vec<_> = left.iter().filter(|waiter| waiter.state != WaiterState::Asleep).collect();
+        self.hand_on_all(woken, &FreedCapacity::default());
+        left.iter().for_each(|waiter| self.settle(waiter));
     }
 
     fn take(&mut self, ticket_id: Uuid) -> Option<Waiter<H>> {
@@ -626,11 +634,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
             }
         }
         let handles = left.iter().map(|waiter| waiter.sleeper.wake.clone()).collect();
-        // What others leave is freed by the removal itself.
-        let (woken, others): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|waiter| matches!(waiter.state, WaiterState::Awake(Some(_))));
-        self.hand_on_all(&woken, &FreedCapacity::default());
-        woken.iter().chain(&others).for_each(|waiter| self.settle(waiter));
+        self.leave_to_next(&left);
         handles
     }
 
@@ -684,7 +688,10 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
     }
 
     /// Hands the wake-ups of waiters that have left to the next ones. All of them have left, so that none is the next one.
-    fn hand_on_all(&mut self, left: &[Waiter<H>], freed: &FreedCapacity) {
+    fn hand_on_all<'a>(&mut self, left: impl IntoIterator<Item = &'a Waiter<H>>, freed: &FreedCapacity)
+    where
+        H: 'a,
+    {
         let mut last = BTreeSet::new();
         for waiter in left {
             last.extend(self.hand_on(waiter, freed));

@@ -523,6 +523,28 @@ fn removed_waiter_wakes_next() {
     assert_eq!(index.rest(id(1)), None);
 }
 
+/// A waiter that leaves while it checks hands its wake-up on: it may be for a key at which the waiter has no entry.
+#[test]
+fn leaving_waiter_hands_its_wake_up_on() {
+    for (has_taken, is_removed) in [(false, false), (true, false), (true, true)] {
+        let mut index = line(4);
+        index.wake_at(&freed(A, 1));
+        assert_eq!(awake(&index), [1]);
+        if has_taken {
+            index.woken_by(id(1));
+        }
+        if is_removed {
+            index.removed([id(1)]);
+        } else {
+            index.remove(id(1));
+        }
+        assert_eq!(awake(&index), [2], "{has_taken} {is_removed}");
+    }
+    let mut index = line(4);
+    index.remove(id(1));
+    assert_eq!(awake(&index), [0; 0], "a waiter asleep has none");
+}
+
 /// A request that enters while it is removed checks once more.
 #[test]
 fn waiter_at_insert_misses_no_removal() {

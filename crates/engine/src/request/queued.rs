@@ -82,8 +82,8 @@ impl QueueAttempt {
 enum LeaveReason {
     /// The ledger has decided, and no entry is left.
     Decided(Outcome),
-    /// The EM cannot be used.
-    Rejected(Box<Rejection>),
+    /// The EM cannot be used. The attempt had this wake-up.
+    Rejected(Box<Rejection>, Option<WakeReason>),
     /// The EM is contended, and the request has no entry yet.
     Contended,
 }
@@ -98,6 +98,8 @@ struct OtherSpecs {
     number: usize,
     /// EMs at which the spec was checked.
     checked: Vec<EmInstance>,
+    /// The EM where the spec fit by its check, and was not granted. It is checked once more, for the keys at which it is short.
+    refused_at: Option<EmInstance>,
     /// Keys at which the specs are short.
     short: BTreeSet<WaitKey>,
 }
@@ -171,7 +173,10 @@ impl<E> QueuedRequest<E> {
         Some(match (mem::replace(&mut self.stage, Stage::Done), event) {
             (Stage::Committing(attempt), Event::Committed(result)) => self.committed(attempt, result, shared),
             (Stage::Waiting | Stage::Pausing, Event::Woken(WaitResult::Look(wake))) => self.look(wake, shared),
-            (Stage::PausingToCommit(_), Event::Woken(WaitResult::Look(_))) => self.enter(shared),
+            // The failed attempt may have had a wake-up that is to be forwarded.
+            (Stage::PausingToCommit(_), Event::Woken(WaitResult::Look(wake))) => {
+                self.submit(QueueAttempt::Unchecked(Some(wake)), shared)
+            }
             (Stage::Waiting | Stage::Pausing, Event::Woken(WaitResult::DeadlinePassed)) => self.deadline_passed(None),
             (Stage::PausingToCommit(error), Event::Woken(WaitResult::DeadlinePassed)) => {
                 self.deadline_passed(Some(error))
@@ -192,6 +197,10 @@ impl<E> QueuedRequest<E> {
                 Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => {
                     self.release_assumption(&em, shared);
                     removed(rejection, shared)
+                }
+                Err(Failure::Transient(_)) => {
+                    self.release_assumption(&em, shared);
+                    self.pause()
                 }
                 _ => {
                     self.release_assumption(&em, shared);
@@ -231,8 +240,7 @@ impl<E> QueuedRequest<E> {
             }
             QueueAttempt::Other { em, search } => {
                 is_elsewhere = true;
-                let ask = self.others.get(search.number).map_or(&home.ask, |other| &other.ask);
-                request = PlacedRequest::new(em.clone(), ask, !self.is_named);
+                request = self.other_request(em, search);
             }
         }
         request.is_em_unavailable = self.is_unavailable(&request.em, shared);
@@ -301,6 +309,10 @@ impl<E> QueuedRequest<E> {
                 shared.mark_removed();
                 self.leave(LeaveReason::Decided(outcome), shared)
             }
+            // A later call has taken the position over, and has left the queue since.
+            Err(Failure::Rejected(rejection)) if *rejection == Rejection::PlaceLost && shared.has_ended() => {
+                removed(Box::new(Rejection::PositionTakenOver), shared)
+            }
             // The instance missed its renewals and lost its entries. The request enters anew.
             Err(Failure::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
                 shared.mark_removed();
@@ -312,7 +324,7 @@ impl<E> QueuedRequest<E> {
                 QueueAttempt::Candidate { em, .. } | QueueAttempt::Other { em, .. } if *em != self.home.em => {
                     self.stayed_queued(attempt, shared)
                 }
-                _ => self.leave(LeaveReason::Rejected(rejection), shared),
+                _ => self.leave(LeaveReason::Rejected(rejection, attempt.wake()), shared),
             },
             // A queued request survives a short outage.
             Err(Failure::Transient(error)) if has_entry => self.pause_to_commit(error),
@@ -356,6 +368,10 @@ impl<E> QueuedRequest<E> {
                 self.skipped.push(em);
                 self.check_candidate(wake, checked + 1, shared)
             }
+            QueueAttempt::Other { em, mut search } if search.refused_at.as_ref() != Some(&em) => {
+                search.refused_at = Some(em.clone());
+                self.check_other_at(em, search, shared)
+            }
             QueueAttempt::Other { em, mut search } => {
                 search.checked.push(em);
                 self.check_other(search, shared)
@@ -384,14 +400,15 @@ impl<E> QueuedRequest<E> {
     fn move_entry(&mut self, reason: LeaveReason, shared: &mut impl SharedState) -> Action<E> {
         let home = &mut self.home;
         let nearest = shared.nearest_fit(&home.ask).filter(|em| *em != home.em);
-        let em = match reason {
-            LeaveReason::Contended => shared.best_candidate(&home.ask, &[]).or(nearest),
-            LeaveReason::Decided(_) | LeaveReason::Rejected(_) => nearest,
+        let (em, wake) = match reason {
+            LeaveReason::Contended => (shared.best_candidate(&home.ask, &[]).or(nearest), None),
+            LeaveReason::Decided(_) => (nearest, None),
+            LeaveReason::Rejected(_, wake) => (nearest, wake),
         };
         match em {
             Some(em) => {
                 home.em = em;
-                self.enter(shared)
+                self.submit(QueueAttempt::Unchecked(wake), shared)
             }
             None => self.stay(reason, shared),
         }
@@ -402,7 +419,7 @@ impl<E> QueuedRequest<E> {
         match reason {
             LeaveReason::Contended => self.enter(shared),
             LeaveReason::Decided(outcome) => Action::Reply(RequestResult::Decided { outcome, spec: self.spec }),
-            LeaveReason::Rejected(rejection) => Action::Reply(RequestResult::Rejected(rejection)),
+            LeaveReason::Rejected(rejection, _) => Action::Reply(RequestResult::Rejected(rejection)),
         }
     }
 
@@ -521,27 +538,25 @@ impl<E> QueuedRequest<E> {
     /// Checks the other specs, if any, after the spec of the entry was not granted.
     fn check_others(&mut self, then: AfterOthers, shared: &mut impl SharedState) -> Action<E> {
         let since = shared.freed_count();
-        self.check_other(OtherSpecs { then, since, number: 0, checked: Vec::new(), short: BTreeSet::new() }, shared)
+        let (checked, short) = (Vec::new(), BTreeSet::new());
+        self.check_other(OtherSpecs { then, since, number: 0, checked, refused_at: None, short }, shared)
     }
 
     /// Checks the next other spec, on up to [`CANDIDATES_MAX`] EMs. If none is left, subscribes to the keys where they are
     /// short.
     fn check_other(&mut self, mut search: OtherSpecs, shared: &mut impl SharedState) -> Action<E> {
-        while let Some(NumberedSpec { ask, .. }) = self.others.get(search.number) {
+        while let Some(other) = self.others.get(search.number) {
             let home = || Some(self.home.em.clone()).filter(|_| search.checked.is_empty());
             let em = match !self.is_named && search.checked.len() < CANDIDATES_MAX {
-                true => shared.best_candidate(ask, &search.checked).or_else(home),
+                true => shared.best_candidate(&other.ask, &search.checked).or_else(home),
                 false => home(),
             };
             if let Some(em) = em {
-                let is_em_unavailable = self.is_unavailable(&em, shared);
-                let request =
-                    PlacedRequest { is_em_unavailable, ..PlacedRequest::new(em.clone(), ask, !self.is_named) };
-                self.stage = QueueStage::CheckingOther { em, search };
-                return Action::Check(request, Some(InQueue { is_elsewhere: true }));
+                return self.check_other_at(em, search, shared);
             }
             search.number += 1;
             search.checked.clear();
+            search.refused_at = None;
         }
         if !self.others.is_empty() {
             shared.subscribe(search.short, search.since);
@@ -553,6 +568,20 @@ impl<E> QueuedRequest<E> {
                 self.sleep(None, shared)
             }
         }
+    }
+
+    /// Returns the request with the current other spec at an EM.
+    fn other_request(&self, em: &EmInstance, search: &OtherSpecs) -> PlacedRequest {
+        let spec = self.others.get(search.number).map_or(&self.home.ask, |other| &other.ask);
+        PlacedRequest::new(em.clone(), spec, !self.is_named)
+    }
+
+    /// Checks the current other spec at an EM.
+    fn check_other_at(&mut self, em: EmInstance, search: OtherSpecs, shared: &impl SharedState) -> Action<E> {
+        let is_em_unavailable = self.is_unavailable(&em, shared);
+        let request = PlacedRequest { is_em_unavailable, ..self.other_request(&em, &search) };
+        self.stage = QueueStage::CheckingOther { em, search };
+        Action::Check(request, Some(InQueue { is_elsewhere: true }))
     }
 
     fn checked_other(
@@ -571,6 +600,7 @@ impl<E> QueuedRequest<E> {
                 search.short.extend(short.map(|(wait_key, _)| wait_key));
             }
             Err(Failure::Rejected(rejection)) if rejection.is_end_of_waiting() => return removed(rejection, shared),
+            Err(Failure::Transient(_)) => return self.pause(),
             // The next freed event or poll repeats the check.
             Err(_) => {}
         }
@@ -613,3 +643,7 @@ fn removed<E>(rejection: Box<Rejection>, shared: &mut impl SharedState) -> Actio
 fn is_unchanged(shared: &impl SharedState, short: &BlockedRequest) -> bool {
     !short.refusal.never_fits && shared.has_entry_at(&short.wait_keys)
 }
+
+#[cfg(test)]
+#[path = "queued_tests.rs"]
+mod tests;

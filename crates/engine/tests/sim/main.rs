@@ -151,6 +151,14 @@ fn requests_beside_orderly_faults_are_all_served() {
     run_all(ORDERLY_FAULTS_OF_LIMITED_USERS, seeds(1), &mut Transitions::new());
 }
 
+/// A failed action loses no wake-up.
+#[test]
+fn requests_beside_failures_are_all_served() {
+    for shape in [ORDERLY_FAULTS, ORDERLY_FAULTS_OF_LIMITED_USERS] {
+        run_all(Shape { faults: Faults::Failing, ..shape }, seeds(1), &mut Transitions::new());
+    }
+}
+
 /// Requests beside faults leave no waiter forgotten. They go through all stages and results of the table in ARCHITECTURE.md, and no
 /// others.
 #[test]
@@ -162,8 +170,10 @@ fn requests_beside_faults_follow_transition_table() {
 }
 
 /// Runs that find known bugs of the wait queues, by shape and seed. Another simulator needs others.
-const CHOSEN: [(Shape, u64); 6] = [
+const CHOSEN: [(Shape, u64); 7] = [
     (ORDERLY_FAULTS_OF_LIMITED_USERS, 1879),
+    // A failed attempt did not forward its wake-up.
+    (Shape { faults: Faults::Failing, ..ORDERLY_FAULTS }, 100_434),
     (SEVERAL_INSTANCES, 138),
     (SEVERAL_INSTANCES, 267),
     (ONE_INSTANCE, 169),

@@ -41,10 +41,19 @@ pub enum Faults {
     /// Callers that leave, contended keys, drains, unhealthy EMs, and instances that die. All notifications arrive, and no action
     /// fails, so that no waiter depends on a poll.
     Orderly,
+    /// As [`Faults::Orderly`], and actions fail for now.
+    Failing,
     /// Also failures, unknown commits, lost notifications, lost entries and unregistered EMs.
     All,
     /// Changes of the order of waiting requests alone.
     Orders,
+}
+
+impl Faults {
+    /// Whether actions may fail.
+    fn fail_actions(self) -> bool {
+        matches!(self, Self::Failing | Self::All)
+    }
 }
 
 /// Size of a world, and its faults.
@@ -388,7 +397,7 @@ impl World {
 
     /// Finishes the action of one call of an instance.
     fn act(&mut self, number: usize, goes_on: bool) {
-        let fails = goes_on && self.shape.faults == Faults::All && self.choices.one_in(10);
+        let fails = goes_on && self.shape.faults.fail_actions() && self.choices.one_in(10);
         let gives_up = goes_on && self.choices.one_in(30);
         let ready = |call: &Call| match &call.action {
             Some(Action::Wait) => call.handle.is_notified || gives_up,
@@ -399,7 +408,7 @@ impl World {
         let Some(call) = self.choices.of(&calls) else { return };
         let instance = &mut self.instances[number];
         let Some(action) = instance.calls.get_mut(&call).and_then(|call| call.action.take()) else { return };
-        let is_final = self.choices.one_in(2);
+        let is_final = self.choices.one_in(2) && self.shape.faults == Faults::All;
         let failure = || match is_final {
             true => Failure::Final(SimError::Defect),
             false => Failure::Transient(SimError::Unavailable),
@@ -519,13 +528,13 @@ impl World {
             let operations: Vec<String> = batch.iter().map(name).collect();
             println!("{number}: batch of {}", operations.join(", "));
         }
-        let fails = goes_on && self.shape.faults == Faults::All && self.choices.one_in(10);
+        let fails = goes_on && self.shape.faults.fail_actions() && self.choices.one_in(10);
         let (now, mut effects) = (self.now(), KeyEffects::default());
         let is_unknown = goes_on && self.shape.faults == Faults::All && self.choices.one_in(20);
         let mut results: Vec<(Caller, SimResult)> = Vec::new();
         if fails {
             let failed = batch.into_iter().filter_map(|queued| queued.caller());
-            let error = match self.choices.one_in(4) {
+            let error = match self.choices.one_in(4) && self.shape.faults == Faults::All {
                 true => Failure::Final(SimError::Defect),
                 false => Failure::Transient(SimError::Unavailable),
             };
