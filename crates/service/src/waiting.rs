@@ -9,7 +9,7 @@
 //! - `rm_engine::waiter_index`: the waiters by ticket id, wait key and position; `maintenance`: background tasks.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -56,11 +56,15 @@ pub use maintenance::{listen, renew, run};
 /// The waiters of this instance.
 type Waiters = WaiterIndex<Arc<WaiterSignals>>;
 
+/// The claims of the waiting calls of this instance.
+type LiveClaims = Arc<Mutex<HashSet<Uuid>>>;
+
 /// Signals to one waiting call.
 #[derive(Debug)]
 struct WaiterSignals {
     /// Identifies the call.
     claim: Uuid,
+    claims: LiveClaims,
     /// Capacity may be free.
     wake: Notify,
     /// The call no longer owns its position: an operator removed the request, or a later call took the position over.
@@ -74,9 +78,22 @@ impl PartialEq for WaiterSignals {
 }
 
 impl WaiterSignals {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { claim: Uuid::now_v7(), wake: Notify::new(), ended: CancellationToken::new() })
+    fn new(claims: &LiveClaims) -> Arc<Self> {
+        let (claim, claims) = (Uuid::now_v7(), claims.clone());
+        lock(&claims).insert(claim);
+        Arc::new(Self { claim, claims, wake: Notify::new(), ended: CancellationToken::new() })
     }
+}
+
+impl Drop for WaiterSignals {
+    fn drop(&mut self) {
+        lock(&self.claims).remove(&self.claim);
+    }
+}
+
+/// Locks a value that stays consistent if a holder panics.
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Interval between searches for dead instances and polls of the queue heads, and between renewals of an instance with waiters.
@@ -94,6 +111,7 @@ pub struct LocalWaitQueue {
     store: Store,
     instance_id: Uuid,
     index: Arc<Mutex<Waiters>>,
+    claims: LiveClaims,
     leaving: mpsc::UnboundedSender<Departure>,
     stopping: CancellationToken,
     metrics: Metrics,
@@ -126,9 +144,23 @@ impl LocalWaitQueue {
         let (leaving, left) = mpsc::unbounded_channel();
         let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
         let listener = Arc::default();
-        let (index, places) = (Arc::default(), FairSemaphore::of(most));
+        let (index, claims, places) = (Arc::default(), Arc::default(), FairSemaphore::of(most));
         let is_idle = Arc::new(AtomicBool::new(true));
-        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs, listener, is_idle }, left)
+        let line = Self {
+            store,
+            instance_id,
+            index,
+            claims,
+            leaving,
+            stopping,
+            metrics,
+            places,
+            alive,
+            signs,
+            listener,
+            is_idle,
+        };
+        (line, left)
     }
 
     /// Returns the sender for waiting calls whose callers are gone.
@@ -226,8 +258,8 @@ impl LocalWaitQueue {
         let RequestSpec { principal, resource, labels, selector, .. } = ask;
         let place = self.places.acquire(principal)?;
         self.index().callers += 1;
-        let sleeper =
-            WaiterProfile { wake: WaiterSignals::new(), any_em, needs: Needs::of(resource, labels, selector) };
+        let wake = WaiterSignals::new(&self.claims);
+        let sleeper = WaiterProfile { wake, any_em, needs: Needs::of(resource, labels, selector) };
         Some(WaitHandle {
             line: self.clone(),
             sleeper,
@@ -252,7 +284,7 @@ impl LocalWaitQueue {
     async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
         let say = || {
             let (signs, instance_id, is_idle) = (self.signs.clone(), self.instance_id, self.is_idle.clone());
-            let listener = *self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+            let listener = *lock(&self.listener);
             async move {
                 renew_instance(signs, instance_id, listener, is_idle.load(Ordering::Relaxed)).await?;
                 is_idle.store(false, Ordering::Relaxed);
@@ -270,12 +302,18 @@ impl LocalWaitQueue {
 
     /// Sets the process of the connection on which the instance listens, for the next renewal.
     fn set_listener(&self, listener: Option<ListenerProcess>) {
-        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = listener;
+        *lock(&self.listener) = listener;
     }
 
-    /// Locks the index. The index stays consistent if a holder panics.
+    /// Returns the ends of those of `claims` whose calls have ended.
+    fn ended(&self, claims: Vec<Uuid>) -> Vec<Departure> {
+        let live = lock(&self.claims);
+        let ended = claims.into_iter().filter(|claim| !live.contains(claim));
+        ended.map(|claim| Departure { claim, is_absent: true }).collect()
+    }
+
     fn index(&self) -> MutexGuard<'_, Waiters> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
 
     /// Changes the index, and notifies the waiters that the change wakes.
@@ -561,7 +599,7 @@ impl WaitHandle {
         self.in_doubt = false;
         self.in_index(Waiters::remove);
         self.entry = None;
-        self.sleeper.wake = WaiterSignals::new();
+        self.sleeper.wake = WaiterSignals::new(&self.line.claims);
     }
 }
 

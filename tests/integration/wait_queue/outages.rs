@@ -77,6 +77,48 @@ async fn wait_queue_removal_blocked_by_lock_is_retried() {
     rm.client.request_resource(&request(&em1, "hadoop", cpu(10))).await.granted();
 }
 
+/// A row that another program locks keeps its own request in the queue, and no other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_queue_removal_passes_locked_request() {
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let locked = enqueue(&rm.client, patient(&em1, "locked", cpu(10))).await;
+    let free = enqueue(&rm.client, patient(&em1, "free", cpu(10))).await;
+    let mut holder =
+        database.transaction(r#"SELECT 1 FROM linkis_resource_waiting WHERE "user" = 'locked' FOR UPDATE"#).await;
+    locked.abort();
+    free.abort();
+    let users = r#"SELECT "user" FROM linkis_resource_waiting ORDER BY 1"#;
+    eventually("the other request leaves", LONG, async || database.column::<String>(users).await == ["locked"]).await;
+    execute(&mut holder, "ROLLBACK").await;
+    assert_wait_queues_empty(&rm.client).await;
+}
+
+/// The commit of a queue entry takes effect long after its call has ended, as on a host that waited for its standby.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_queue_entry_of_ended_call_is_removed() {
+    let (database, rm) = start().await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    // Another waiting request keeps the instance alive, so that no sweep removes the entry.
+    let (other, _grant) = full_em(&rm.client, "host2", 10).await;
+    let _stays = enqueue(&rm.client, patient(&other, "other", cpu(10))).await;
+    let late = enqueue(&rm.client, patient(&em1, "late", cpu(10))).await;
+    let tables = ["linkis_resource_waiting", "linkis_resource_waiting_entry"];
+    let of_late = r#"ticket_id = (SELECT ticket_id FROM linkis_resource_waiting WHERE "user" = 'late')"#;
+    for table in tables {
+        database.execute(&format!("CREATE TABLE late_{table} AS SELECT * FROM {table} WHERE {of_late}")).await;
+    }
+    late.abort();
+    let waiting = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("the call has ended", LONG, async || database.count(waiting).await == 1).await;
+    for table in tables {
+        database.execute(&format!("INSERT INTO {table} SELECT * FROM late_{table}")).await;
+    }
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    grant_of(request_in_task(&rm.client, patient(&em1, "hadoop", cpu(10)))).await;
+    assert_eq!(database.count(waiting).await, 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_grant_of_late_instance_removes_entry() {
     let (database, rm) = start().await;

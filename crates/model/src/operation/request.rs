@@ -175,7 +175,8 @@ pub struct WaitParameters {
     pub claim: Uuid,
     /// Instance where the caller waits.
     pub instance_id: Uuid,
-    /// Remaining time to wait.
+    /// Remaining time to wait, at the submission. A wait for a contended key makes the stored deadline as much later; the call ends at
+    /// its own.
     pub remaining: Duration,
     /// Whether this attempt is on another EM than the queued one. If it does not fit, the queue entries remain.
     pub is_elsewhere: bool,

@@ -63,8 +63,11 @@ const END_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time that an operation without an alternative EM waits for its contended EM before its caller selects an EM again.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Timeout of an operation without a caller.
+/// Timeout of one attempt of an operation without a caller.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pause before an undo that failed for now is repeated.
+const UNDO_PAUSE: Duration = Duration::from_secs(2);
 
 /// Handle of the committer: submits operations to its commit queues.
 #[derive(Clone, Debug)]
@@ -255,6 +258,9 @@ impl Committer {
     }
 }
 
+/// Receiver of the result of an operation.
+type OperationReply = oneshot::Receiver<Result<Outcome, Error>>;
+
 /// Sender of the counters after a commit.
 type CounterSender = oneshot::Sender<Box<Counters>>;
 
@@ -269,7 +275,7 @@ fn holder(operation: &Operation) -> Option<Name> {
 
 /// Reply of an operation. Dropping it with an unread grant undoes the grant, because the committer saw a caller that waits.
 struct PendingReply {
-    answer: oneshot::Receiver<Result<Outcome, Error>>,
+    answer: OperationReply,
     progress: OperationState,
     /// Principal and user of the request, to undo its grant. `None` if the grant stays.
     undo: Option<(Principal, Name)>,
@@ -313,23 +319,41 @@ struct UndoQueue {
 }
 
 impl UndoQueue {
-    fn submit(&self, by: Principal, grant: ReleaseTicket) {
-        let operation = Operation::Undo(grant);
-        let (class, by, inbox) = (OperationClass::called(&operation), by.into(), self.inbox.upgrade());
-        let (reply, answer) = oneshot::channel();
+    /// Undoes the grant of a ticket. Repeats attempts that fail for now, or with an unknown result: a repetition changes nothing.
+    fn submit(&self, by: Principal, ticket: ReleaseTicket) {
+        let queue = self.clone();
+        let mut attempt = queue.enqueue(&by, &ticket);
+        // Without a runtime, the instance has shut down.
+        let Ok(runtime) = Handle::try_current() else { return };
+        // The task owns the reply channel: an operation without a receiver is not applied.
+        runtime.spawn(async move {
+            loop {
+                let result = match attempt {
+                    Ok(answer) => answer.await.unwrap_or(Err(Error::ShuttingDown)),
+                    Err(error) => Err(error),
+                };
+                match result {
+                    Ok(_) => return,
+                    Err(error) if error.is_transient() || matches!(error, Error::CommitUnknown) => {}
+                    Err(error) => {
+                        tracing::warn!(error = cause(&error), "a grant without a caller was not undone; it expires");
+                        return;
+                    }
+                }
+                tokio::time::sleep(UNDO_PAUSE).await;
+                attempt = queue.enqueue(&by, &ticket);
+            }
+        });
+    }
+
+    fn enqueue(&self, by: &Principal, ticket: &ReleaseTicket) -> Result<OperationReply, Error> {
+        let operation = Operation::Undo(ticket.clone());
+        let (class, by, (reply, answer)) = (OperationClass::called(&operation), by.clone().into(), oneshot::channel());
         let patience = (Instant::now() + DETACHED_TIMEOUT).into();
         let waits = Some(self.metrics.committer.queued());
         let pending = QueuedOperation { waits, ..QueuedOperation::new(class, by, operation, patience, reply) };
-        let queued = inbox.is_some_and(|inbox| inbox.try_send(pending).is_ok());
-        match Handle::try_current() {
-            // The task owns the reply channel: an operation without a receiver is not applied.
-            Ok(runtime) if queued => drop(runtime.spawn(async move {
-                if let Ok(Err(error)) = answer.await {
-                    tracing::warn!(error = cause(&error), "a grant without a caller was not undone; it expires");
-                }
-            })),
-            _ => tracing::warn!("a grant without a caller could not be undone; it expires"),
-        }
+        self.inbox.upgrade().ok_or(Error::ShuttingDown)?.try_send(pending)?;
+        Ok(answer)
     }
 }
 
@@ -512,6 +536,20 @@ mod tests {
             "{pending:?}"
         );
         assert!(pending.has_caller());
+    }
+
+    /// An undo outlives a hold and an outage.
+    #[tokio::test]
+    async fn undo_that_fails_for_now_is_repeated() {
+        let (_, waits, _queue, mut inbox) = answer();
+        let Ok(Outcome::Granted(grant)) = granted() else { panic!("no grant") };
+        waits.undoing.submit(Principal::Anonymous, grant.released(Name::parse("user", "hadoop").unwrap()));
+        for error in [Error::LockTimeout, Error::CommitUnknown, Error::ShuttingDown] {
+            let pending = tokio::time::timeout(10 * UNDO_PAUSE, inbox.recv()).await.unwrap().unwrap();
+            pending.reply(Err(error));
+        }
+        let again = tokio::time::timeout(2 * UNDO_PAUSE, inbox.recv()).await;
+        assert!(again.is_err(), "{again:?}");
     }
 
     #[tokio::test]

@@ -24,7 +24,8 @@ use rm_telemetry::cause;
 
 use super::{LocalWaitQueue, POLL_INTERVAL, Waiters};
 
-/// Number of polls after which entries without a live instance are deleted even if no instance is known to be dead.
+/// Number of polls after which entries of ended calls are searched, and entries without a live instance even if no instance is known
+/// to be dead.
 const SWEEP_POLLS: u32 = 30;
 
 /// Maximum number of requests that one sweep ends.
@@ -63,6 +64,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
     let mut keeper = WaitQueueMaintenance {
         session: line.store.session(),
         left: Vec::new(),
+        locked: Vec::new(),
         turns: Vec::new(),
         polls: 0,
         is_behind: false,
@@ -118,6 +120,8 @@ struct WaitQueueMaintenance {
     session: Session,
     /// Calls that have ended, until this is committed.
     left: Vec<Departure>,
+    /// Those of them whose requests another transaction has locked.
+    locked: Vec<Departure>,
     /// Turns of requests that have left, until they are handed on.
     turns: Vec<LeftTurn>,
     polls: u32,
@@ -128,12 +132,19 @@ struct WaitQueueMaintenance {
 }
 
 impl WaitQueueMaintenance {
-    /// Deletes the entries in `left`, and notifies all instances of the freed reservations.
+    /// Deletes the entries in `left`, and notifies all instances of the freed reservations. Leaves requests that another transaction
+    /// has locked to the next poll.
     async fn remove_entries(&mut self) -> Result<(), StoreError> {
         while !self.left.is_empty() {
             let start = Instant::now();
             let part: Vec<_> = self.left.iter().take(LEAVE_MAX).copied().collect();
-            let gone = within_timeout(waiting::leave(self.session.get().await?, &part)).await?;
+            let mut gone = within_timeout(waiting::leave(self.session.get().await?, &part)).await;
+            if gone.as_ref().is_err_and(StoreError::is_lock_timeout) {
+                let unlocked = within_timeout(waiting::unlocked(self.session.get().await?, &part)).await?;
+                self.locked.extend(part.iter().filter(|call| !unlocked.contains(call)));
+                gone = within_timeout(waiting::leave(self.session.get().await?, &unlocked)).await;
+            }
+            let gone = gone?;
             drop(self.left.drain(..part.len()));
             self.notify(gone).await?;
             if part.len() == LEAVE_MAX {
@@ -143,9 +154,18 @@ impl WaitQueueMaintenance {
         Ok(())
     }
 
+    /// Removes the requests of ended calls that were not found before: a commit can take effect long after its call.
+    async fn remove_late(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
+        let claims = within_timeout(waiting::claims_of(self.session.get().await?, line.instance_id)).await?;
+        // A call that began later is not among the claims, so the calls are read after them.
+        self.left.extend(line.ended(claims));
+        self.remove_entries().await
+    }
+
     /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
     /// outage.
     async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
+        self.left.append(&mut self.locked);
         self.remove_entries().await?;
         if !self.turns.is_empty() {
             self.notify(RemovedRequests::default()).await?;
@@ -155,6 +175,9 @@ impl WaitQueueMaintenance {
         let session = self.session().await?;
         let dead = within_timeout(waiting::is_any_dead(session, line.instance_id, was_idle)).await?;
         let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
+        if is_round {
+            self.remove_late(line).await?;
+        }
         if !self.may_check() || !(dead || is_round || self.is_behind) {
             return Ok(());
         }
