@@ -389,15 +389,17 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
     /// Removes a waiter, and hands its wake-up to the next ones.
     pub fn remove(&mut self, ticket_id: Uuid) {
         if let Some(waiter) = self.take(ticket_id) {
-            self.leave_to_next(&[waiter]);
+            self.leave_to_next(vec![waiter]);
         }
     }
 
-    /// Hands the wake-ups of removed waiters to the next ones. What a waiter leaves at the keys of its entry is freed by the removal
-    /// of the entry; a wake-up may be for another key.
-    fn leave_to_next(&mut self, left: &[Waiter<H>]) {
-        let woken: Vec<_> = left.iter().filter(|waiter| waiter.state != WaiterState::Asleep).collect();
-        self.hand_on_all(woken, &FreedCapacity::default());
+    /// Hands the wake-ups of removed waiters to the next ones, as news if they are taken: the check may not have begun. What a waiter
+    /// leaves at the keys of its entry is freed by the removal of the entry; a wake-up may be for another key.
+    fn leave_to_next(&mut self, mut left: Vec<Waiter<H>>) {
+        for waiter in left.iter_mut().filter(|waiter| waiter.state == WaiterState::Awake(None)) {
+            waiter.state = WaiterState::Awake(Some(WakeReason::NEWS));
+        }
+        self.hand_on_all(left.iter().filter(|waiter| waiter.state != WaiterState::Asleep), &FreedCapacity::default());
         left.iter().for_each(|waiter| self.settle(waiter));
     }
 
@@ -634,7 +636,7 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
             }
         }
         let handles = left.iter().map(|waiter| waiter.sleeper.wake.clone()).collect();
-        self.leave_to_next(&left);
+        self.leave_to_next(left);
         handles
     }
 

@@ -11,7 +11,7 @@
 use std::{
     collections::{BTreeSet, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -45,6 +45,7 @@ use rm_telemetry::metrics::{GaugeGuard, Metrics};
 
 use super::{
     fair_semaphore::{FairPermit, FairSemaphore},
+    lock::lock,
     single_flight::SingleFlight,
     tasks::InstanceTasks,
 };
@@ -89,11 +90,6 @@ impl Drop for WaiterSignals {
     fn drop(&mut self) {
         lock(&self.claims).remove(&self.claim);
     }
-}
-
-/// Locks a value that stays consistent if a holder panics.
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Interval between searches for dead instances and polls of the queue heads, and between renewals of an instance with waiters.

@@ -11,7 +11,7 @@
 //! pages for operators; `liveness`: rows of instances with waiters; `order`: ranks of waiting requests.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -425,21 +425,6 @@ pub struct Departure {
     pub claim: Uuid,
     /// Whether the caller may come back: its connection or its instance ended. A request without an id leaves in both cases.
     pub is_absent: bool,
-}
-
-/// Returns those of `calls` whose requests no other transaction has locked.
-pub async fn unlocked(connection: &mut PgConnection, calls: &[Departure]) -> Result<Vec<Departure>, StoreError> {
-    let locked: HashSet<Uuid> = sqlx::query_scalar(
-        "-- waiting::unlocked
-        SELECT claim FROM linkis_resource_waiting WHERE claim = ANY ($1) EXCEPT ALL
-            (SELECT claim FROM linkis_resource_waiting WHERE claim = ANY ($1) FOR UPDATE SKIP LOCKED)",
-    )
-    .bind(calls.iter().map(|call| call.claim).collect::<Vec<_>>())
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .collect();
-    Ok(calls.iter().filter(|call| !locked.contains(&call.claim)).copied().collect())
 }
 
 /// Returns the claims of an instance: of its calls that wait.

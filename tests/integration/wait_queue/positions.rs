@@ -112,17 +112,25 @@ async fn position_of_calls_sent_at_once_is_woken() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 40);
 }
 
-/// A call enters the queue again if its position was taken over by a call that has left since, and rests there.
+/// A call enters the queue again if its position was taken over by a call that has left since, and it got no notification. A late
+/// notification does not end it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn position_is_left_by_later_call_before_earlier_one_knows() {
     let (database, first, second) = two().await;
     let (em1, grant) = full_em(&second.client, "host1", 10).await;
     let repeated = named("r1", patient(&em1, "hadoop", cpu(10)));
     let earlier = enqueue(&first.client, repeated.clone()).await;
+    let position = "SELECT concat_ws(' ', ticket_id, claim, instance_id) FROM linkis_resource_waiting";
+    let position: String = database.scalar(position).await;
+    let [ticket_id, claim, instance] = position.split(' ').collect::<Vec<_>>()[..] else { panic!("{position}") };
+    let listener = format!(
+        "SELECT coalesce(max(listener_pid), 0)::bigint FROM linkis_rm_instance WHERE instance_id = '{instance}'"
+    );
+    eventually("the listener is known", LONG, async || database.scalar::<i64>(&listener).await > 0).await;
+    let listener: i64 = database.scalar(&listener).await;
     first.freeze(true);
-    let own = "SELECT count(*) FROM linkis_resource_waiting WHERE instance_id = ";
-    let instance: String = database.scalar("SELECT instance_id::text FROM linkis_resource_waiting").await;
-    let of_first = format!("{own}'{instance}'");
+    database.execute(&format!("SELECT pg_terminate_backend({listener}, 60000)")).await;
+    let of_first = format!("SELECT count(*) FROM linkis_resource_waiting WHERE instance_id = '{instance}'");
     let later = request_in_task(&second.client, repeated);
     eventually("the position is taken over", LONG, async || database.count(&of_first).await == 0).await;
     later.abort();
@@ -130,6 +138,11 @@ async fn position_is_left_by_later_call_before_earlier_one_knows() {
     eventually("the later call has left", LONG, async || database.count(rows).await == 0).await;
     first.freeze(false);
     eventually("the earlier call waits again", LONG, async || database.count(&of_first).await == 1).await;
+    let ended = format!(
+        "SELECT pg_notify('linkis_rm_freed', json_build_object('anywhere', false, 'wait_keys', '{{}}'::json, 'ems', '[]'::json,
+            'calls', json_build_array(json_build_array('{ticket_id}', '{claim}')))::text)"
+    );
+    database.execute(&ended).await;
     let checks = || first.counter("linkis_rm_waiting_checks_total");
     let before = checks();
     for _ in 0..100 {

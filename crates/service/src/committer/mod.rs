@@ -29,8 +29,7 @@ use rm_engine::commit_queue::{
 };
 use rm_model::{
     counters::Counters,
-    name::Name,
-    operation::{Operation, Outcome, ReleaseTicket},
+    operation::{Operation, Outcome, PlacedRequest, ReleaseTicket},
     principal::{Actor, Principal},
 };
 use rm_store::{Store, user_resource::DueTicket, waiting::Departure};
@@ -66,8 +65,9 @@ const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
 /// Timeout of one attempt of an operation without a caller.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause before an undo that failed for now is repeated.
-const UNDO_PAUSE: Duration = Duration::from_secs(2);
+/// First and longest pause before an undo that failed for now is repeated.
+const UNDO_PAUSE: Duration = Duration::from_secs(1);
+const UNDO_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Handle of the committer: submits operations to its commit queues.
 #[derive(Clone, Debug)]
@@ -243,7 +243,7 @@ impl Committer {
         }
         let (reply, answer) = oneshot::channel();
         let (progress, place) = (OperationState::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
-        let undo = holder(&operation).map(|user| (by.principal.clone(), user));
+        let undo = GrantUndo::of(&by.principal, &operation);
         let answer = PendingReply { answer, progress: progress.clone(), undo, undoing: self.undoing.clone() };
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.freed_key(&operation);
@@ -264,12 +264,21 @@ type OperationReply = oneshot::Receiver<Result<Outcome, Error>>;
 /// Sender of the counters after a commit.
 type CounterSender = oneshot::Sender<Box<Counters>>;
 
-/// Returns the user of a grant that is undone if its reply is lost. `None` if the caller can repeat the request by its request
-/// id.
-fn holder(operation: &Operation) -> Option<Name> {
-    match operation {
-        Operation::Request(request) if request.ask.request_id.is_none() => Some(request.ask.user.clone()),
-        _ => None,
+/// Undo of a grant whose reply is lost.
+#[derive(Debug)]
+struct GrantUndo {
+    by: Principal,
+    ticket: ReleaseTicket,
+    /// Time from the grant until the ticket expires.
+    lock_ttl: Duration,
+}
+
+impl GrantUndo {
+    /// Returns the undo of a request's grant. `None` if the caller can repeat the request by its request id.
+    fn of(by: &Principal, operation: &Operation) -> Option<Self> {
+        let Operation::Request(PlacedRequest { ask, em, .. }) = operation else { return None };
+        let ticket = ReleaseTicket { ticket_id: ask.ticket_id, user: ask.user.clone(), em: em.clone() };
+        ask.request_id.is_none().then(|| Self { by: by.clone(), ticket, lock_ttl: ask.lock_ttl })
     }
 }
 
@@ -277,8 +286,8 @@ fn holder(operation: &Operation) -> Option<Name> {
 struct PendingReply {
     answer: OperationReply,
     progress: OperationState,
-    /// Principal and user of the request, to undo its grant. `None` if the grant stays.
-    undo: Option<(Principal, Name)>,
+    /// Undo of the grant. `None` if the grant stays.
+    undo: Option<GrantUndo>,
     undoing: UndoQueue,
 }
 
@@ -302,11 +311,11 @@ impl PendingReply {
 
 impl Drop for PendingReply {
     fn drop(&mut self) {
-        let Some((by, user)) = self.undo.take() else { return };
+        let Some(undo) = self.undo.take() else { return };
         // The responder sees from here on that the caller is gone.
         self.answer.close();
-        if let Ok(Ok(Outcome::Granted(grant))) = self.answer.try_recv() {
-            self.undoing.submit(by, grant.released(user));
+        if let Ok(Ok(Outcome::Granted(_))) = self.answer.try_recv() {
+            self.undoing.submit(undo);
         }
     }
 }
@@ -319,12 +328,13 @@ struct UndoQueue {
 }
 
 impl UndoQueue {
-    /// Undoes the grant of a ticket. Repeats attempts that fail for now, or with an unknown result: a repetition changes nothing.
-    fn submit(&self, by: Principal, ticket: ReleaseTicket) {
-        let queue = self.clone();
-        let mut attempt = queue.enqueue(&by, &ticket);
+    /// Undoes a grant. Until the ticket expires, repeats attempts that fail for now, or with an unknown result: a repetition changes
+    /// nothing.
+    fn submit(&self, GrantUndo { by, ticket, lock_ttl }: GrantUndo) {
         // Without a runtime, the instance has shut down.
         let Ok(runtime) = Handle::try_current() else { return };
+        let (queue, expires, mut pause) = (self.clone(), Instant::now() + lock_ttl, UNDO_PAUSE);
+        let mut attempt = queue.enqueue(&by, &ticket);
         // The task owns the reply channel: an operation without a receiver is not applied.
         runtime.spawn(async move {
             loop {
@@ -332,15 +342,20 @@ impl UndoQueue {
                     Ok(answer) => answer.await.unwrap_or(Err(Error::ShuttingDown)),
                     Err(error) => Err(error),
                 };
-                match result {
-                    Ok(_) => return,
-                    Err(error) if error.is_transient() || matches!(error, Error::CommitUnknown) => {}
-                    Err(error) => {
-                        tracing::warn!(error = cause(&error), "a grant without a caller was not undone; it expires");
-                        return;
-                    }
+                let Err(error) = result else { return };
+                let is_repeated = error.is_transient() || matches!(error, Error::CommitUnknown);
+                if pause == UNDO_PAUSE || !is_repeated {
+                    tracing::warn!(
+                        error = cause(&error),
+                        is_repeated,
+                        "a grant without a caller is not undone; it expires"
+                    );
                 }
-                tokio::time::sleep(UNDO_PAUSE).await;
+                if !is_repeated || Instant::now() >= expires {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(UNDO_PAUSE_MAX);
                 attempt = queue.enqueue(&by, &ticket);
             }
         });
@@ -500,14 +515,19 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use rm_model::{em::EmInstance, operation::Grant};
+    use rm_model::{em::EmInstance, name::Name, operation::Grant};
 
     type Reply = oneshot::Sender<Result<Outcome, Error>>;
 
     fn answer() -> (Reply, PendingReply, mpsc::Sender<QueuedOperation>, mpsc::Receiver<QueuedOperation>) {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
         let metrics = Metrics::new([], []);
-        let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
+        let ticket = ReleaseTicket {
+            ticket_id: Uuid::from_u128(7),
+            user: Name::parse("user", "hadoop").unwrap(),
+            em: EmInstance::parse("em", "ecm", "host1").unwrap(),
+        };
+        let undo = Some(GrantUndo { by: Principal::Anonymous, ticket, lock_ttl: Duration::from_secs(60) });
         let undoing = UndoQueue { inbox: queue.downgrade(), metrics };
         (reply, PendingReply { answer, progress: OperationState::default(), undo, undoing }, queue, inbox)
     }
@@ -541,9 +561,9 @@ mod tests {
     /// An undo outlives a hold and an outage.
     #[tokio::test]
     async fn undo_that_fails_for_now_is_repeated() {
-        let (_, waits, _queue, mut inbox) = answer();
-        let Ok(Outcome::Granted(grant)) = granted() else { panic!("no grant") };
-        waits.undoing.submit(Principal::Anonymous, grant.released(Name::parse("user", "hadoop").unwrap()));
+        let (reply, waits, _queue, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        drop(waits);
         for error in [Error::LockTimeout, Error::CommitUnknown, Error::ShuttingDown] {
             let pending = tokio::time::timeout(10 * UNDO_PAUSE, inbox.recv()).await.unwrap().unwrap();
             pending.reply(Err(error));

@@ -20,8 +20,7 @@ use crate::{background::expiry, error::Error, tasks::InstanceTasks};
 use rm_engine::batch_policy::{BatchFailure, BatchPart, Retry};
 use rm_model::{
     limit::Limits,
-    operation::{Grant, LockKey, Operation, Outcome, PlacedRequest, ReleaseTicket},
-    principal::Principal,
+    operation::{Grant, LockKey, Operation, Outcome, PlacedRequest},
     ticket_end::TicketEnd,
 };
 use rm_store::{
@@ -33,7 +32,7 @@ use rm_store::{
 use rm_telemetry::{metrics::Metrics, traces};
 
 use super::{
-    CommitListeners, QueuedOperation, UndoQueue,
+    CommitListeners, GrantUndo, QueuedOperation, UndoQueue,
     batch::{self, BatchError, CommitResult},
     evidence::Evidence,
 };
@@ -313,7 +312,7 @@ fn answer_all(part: Vec<QueuedOperation>, error: &Error) {
 /// Undo of a reply whose caller is gone.
 enum Undo {
     /// Releases the grant.
-    Release(Principal, ReleaseTicket),
+    Release(GrantUndo),
     /// Removes the queue entry.
     Leave(Departure),
 }
@@ -395,16 +394,15 @@ impl Responder {
             }
             let undo = match (&pending.operation, &answer) {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => {
-                    self.granted(&pending.by.principal, request, grant)
+                    self.arm_expiry(request, grant);
+                    GrantUndo::of(&pending.by.principal, &pending.operation).map(Undo::Release)
                 }
                 (Operation::Request(request), Ok(Outcome::Waiting(_))) => departed(request).map(Undo::Leave),
                 _ => None,
             };
             let delivered = pending.reply(answer.map_err(Error::from));
             match undo {
-                Some(Undo::Release(by, release)) if !delivered => {
-                    self.undoing.submit(by, release);
-                }
+                Some(Undo::Release(undo)) if !delivered => self.undoing.submit(undo),
                 // The receiver ends only at shutdown; other instances then delete the entry.
                 Some(Undo::Leave(departure)) if !delivered => drop(self.after_commit.abandoned.send(departure)),
                 _ => {}
@@ -412,16 +410,13 @@ impl Responder {
         }
     }
 
-    /// Arms the expiry of a grant. Returns the undo of the grant for a caller that is gone; `None` if a request id lets the
-    /// caller repeat the request.
-    fn granted(&self, by: &Principal, request: &PlacedRequest, grant: &Grant) -> Option<Undo> {
-        let ticket = grant.released(request.ask.user.clone());
+    /// Arms the expiry of a grant.
+    fn arm_expiry(&self, request: &PlacedRequest, grant: &Grant) {
         if request.ask.lock_ttl <= expiry::HORIZON {
-            let due =
-                DueTicket { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket: ticket.clone() };
+            let ticket = grant.released(request.ask.user.clone());
+            let due = DueTicket { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket };
             // The next sweep finds tickets that do not fit the channel. The sweep of another instance finds them at shutdown.
             let _ = self.after_commit.expiring_soon.try_send(due);
         }
-        request.ask.request_id.is_none().then(|| Undo::Release(by.clone(), ticket))
     }
 }

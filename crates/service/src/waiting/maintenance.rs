@@ -47,6 +47,9 @@ const DEATHS_CHECKED: Duration = Duration::from_millis(200);
 /// mass cancellation uses at most half of one connection.
 const LEAVE_MAX: usize = 500;
 
+/// Maximum number of locked requests that removals wait for until the next poll.
+const LOCKED_MAX: usize = 8;
+
 /// Interval between checks at shutdown whether all requests have ended.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
@@ -80,17 +83,18 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
                 line.change(Waiters::poll);
-                keeper.poll(&line).await
+                keeper.poll(&line, &leaving).await
             }
             _ = checks.tick(), if keeper.may_check() && line.index().callers > 0 => keeper.check_deaths(&line).await,
         };
         keeper.wake_and_notify(kept);
     }
     // All callers get their replies now. The loop ends after the last one has been removed.
-    while line.index().callers > 0 || !leaving.is_empty() {
-        if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await.is_ok()
-            && keeper.remove_entries().await.is_err()
-        {
+    keeper.left.append(&mut keeper.locked);
+    while !keeper.left.is_empty() || line.index().callers > 0 || !leaving.is_empty() {
+        // The timeout ends a wait for calls that do not end yet.
+        let _ = tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await;
+        if keeper.remove_entries().await.is_err() {
             return;
         }
     }
@@ -120,7 +124,7 @@ struct WaitQueueMaintenance {
     session: Session,
     /// Calls that have ended, until this is committed.
     left: Vec<Departure>,
-    /// Those of them whose requests another transaction has locked.
+    /// Calls that have ended, and whose requests another program has locked.
     locked: Vec<Departure>,
     /// Turns of requests that have left, until they are handed on.
     turns: Vec<LeftTurn>,
@@ -132,19 +136,26 @@ struct WaitQueueMaintenance {
 }
 
 impl WaitQueueMaintenance {
-    /// Deletes the entries in `left`, and notifies all instances of the freed reservations. Leaves requests that another transaction
-    /// has locked to the next poll.
+    /// Deletes the entries in `left`, and notifies all instances of the freed reservations. If another program has locked one of them,
+    /// they leave one by one, and the locked ones at the next poll.
     async fn remove_entries(&mut self) -> Result<(), StoreError> {
+        let mut singles = 0;
         while !self.left.is_empty() {
             let start = Instant::now();
-            let part: Vec<_> = self.left.iter().take(LEAVE_MAX).copied().collect();
-            let mut gone = within_timeout(waiting::leave(self.session.get().await?, &part)).await;
-            if gone.as_ref().is_err_and(StoreError::is_lock_timeout) {
-                let unlocked = within_timeout(waiting::unlocked(self.session.get().await?, &part)).await?;
-                self.locked.extend(part.iter().filter(|call| !unlocked.contains(call)));
-                gone = within_timeout(waiting::leave(self.session.get().await?, &unlocked)).await;
-            }
-            let gone = gone?;
+            let most = if singles > 0 { 1 } else { LEAVE_MAX };
+            let part: Vec<_> = self.left.iter().take(most).copied().collect();
+            let gone = match within_timeout(waiting::leave(self.session.get().await?, &part)).await {
+                Err(error) if error.is_lock_timeout() && part.len() > 1 => {
+                    singles = part.len();
+                    continue;
+                }
+                Err(error) if error.is_lock_timeout() && self.locked.len() < LOCKED_MAX => {
+                    self.locked.extend(&part);
+                    RemovedRequests::default()
+                }
+                gone => gone?,
+            };
+            singles = singles.saturating_sub(1);
             drop(self.left.drain(..part.len()));
             self.notify(gone).await?;
             if part.len() == LEAVE_MAX {
@@ -155,29 +166,43 @@ impl WaitQueueMaintenance {
     }
 
     /// Removes the requests of ended calls that were not found before: a commit can take effect long after its call.
-    async fn remove_late(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
+    async fn remove_late(
+        &mut self,
+        line: &LocalWaitQueue,
+        leaving: &mpsc::UnboundedReceiver<Departure>,
+    ) -> Result<(), StoreError> {
         let claims = within_timeout(waiting::claims_of(self.session.get().await?, line.instance_id)).await?;
         // A call that began later is not among the claims, so the calls are read after them.
-        self.left.extend(line.ended(claims));
-        self.remove_entries().await
+        let mut ended = line.ended(claims);
+        ended.retain(|call| self.locked.iter().all(|locked| locked.claim != call.claim));
+        // The departures of these calls are here already, unless one is on its way: it states whether the call was cancelled.
+        if leaving.is_empty() {
+            self.left.extend(ended);
+            self.remove_entries().await?;
+        }
+        Ok(())
     }
 
     /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
     /// outage.
-    async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
+    async fn poll(
+        &mut self,
+        line: &LocalWaitQueue,
+        leaving: &mpsc::UnboundedReceiver<Departure>,
+    ) -> Result<(), StoreError> {
         self.left.append(&mut self.locked);
         self.remove_entries().await?;
         if !self.turns.is_empty() {
             self.notify(RemovedRequests::default()).await?;
         }
         self.polls = self.polls.wrapping_add(1);
+        let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
+        if is_round {
+            self.remove_late(line, leaving).await?;
+        }
         let was_idle = line.is_idle.load(Ordering::Relaxed);
         let session = self.session().await?;
         let dead = within_timeout(waiting::is_any_dead(session, line.instance_id, was_idle)).await?;
-        let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
-        if is_round {
-            self.remove_late(line).await?;
-        }
         if !self.may_check() || !(dead || is_round || self.is_behind) {
             return Ok(());
         }

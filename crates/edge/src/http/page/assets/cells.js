@@ -85,7 +85,7 @@ export const ticketColumns = [
   { name: "user", class: "text", of: userAndCreator },
   { name: "EM", class: "text", of: (row) => em(row.em) },
   { name: "engine", class: "text wide", of: (row) => row.engine_type || "–" },
-  { name: "state", of: (row) => (row.expire_time ? ["locked, ", left(row.expire_time), " left"] : row.idle_since ? ["idle ", ago(row.idle_since)] : row.state) },
+  { name: "state", class: "words", of: (row) => (row.expire_time ? ["locked, ", left(row.expire_time), " left"] : row.idle_since ? ["idle ", ago(row.idle_since)] : row.state) },
   only("memory"),
   only("cores"),
   { name: "other", class: "text wide", of: (row) => {
