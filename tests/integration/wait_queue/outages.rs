@@ -101,8 +101,10 @@ async fn wait_queue_entry_of_ended_call_is_removed() {
     let (em1, grant) = full_em(&rm.client, "host1", 10).await;
     // Another waiting request keeps the instance alive, so that no sweep removes the entry.
     let (other, _grant) = full_em(&rm.client, "host2", 10).await;
-    let _stays = enqueue(&rm.client, patient(&other, "other", cpu(10))).await;
-    let late = enqueue(&rm.client, patient(&em1, "late", cpu(10))).await;
+    let patient =
+        |em: &EmInstance, user: &str, wait_timeout| ResourceRequest { wait_timeout, ..patient(em, user, cpu(10)) };
+    let _stays = enqueue(&rm.client, patient(&other, "other", 10 * LONG)).await;
+    let late = enqueue(&rm.client, patient(&em1, "late", 10 * LONG)).await;
     let tables = ["linkis_resource_waiting", "linkis_resource_waiting_entry"];
     let of_late = r#"ticket_id = (SELECT ticket_id FROM linkis_resource_waiting WHERE "user" = 'late')"#;
     for table in tables {
@@ -115,7 +117,7 @@ async fn wait_queue_entry_of_ended_call_is_removed() {
         database.execute(&format!("INSERT INTO {table} SELECT * FROM late_{table}")).await;
     }
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    grant_of(request_in_task(&rm.client, patient(&em1, "hadoop", cpu(10)))).await;
+    rm.client.request_resource(&patient(&em1, "hadoop", 3 * LONG)).await.granted();
     assert_eq!(database.count(waiting).await, 1);
 }
 
