@@ -159,7 +159,10 @@ fn advice(error: &ClientError, address: &str) -> String {
     match error.code() {
         Some(Code::Unavailable) if error.reason().is_none() => match encrypted(address) {
             Some(encrypted) if said(error).contains(BROKE) => {
-                format!("\nThe peer closes the connection. If it uses TLS: --address {encrypted}")
+                format!(
+                    "\nThe peer closes the connection. If it uses TLS: --address {encrypted}. If this is the address of the page: \
+                    calls go to the address of --listen, by default port 50051."
+                )
             }
             _ => {
                 format!("\nNo service replies at {address}. Start one with linkis-rm, or name another with --address.")

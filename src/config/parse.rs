@@ -48,7 +48,7 @@ pub fn read_limits(setting: &str, path: &Path) -> Result<Vec<Rule>, String> {
         return Err(format!("{name}: has {size} bytes; at most {LIMITS_BYTES_MAX} are read"));
     }
     let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
-    limits_file::parse(&text).map_err(|error| format!("{name}:\n{}", error.to_string().replace("line ", "    line ")))
+    limits_file::parse(&text).map_err(|error| format!("{name}:\n    {}", error.to_string().replace('\n', "\n    ")))
 }
 
 /// Parses a duration between the durations `least` and `most`. Returns the mistake as text.

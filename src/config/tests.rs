@@ -28,6 +28,15 @@ fn mistakes_are_reported_together() {
 }
 
 #[test]
+fn limits_file_mistakes_are_indented() {
+    let file = std::env::temp_dir().join(format!("linkis-rm-limits-{}.toml", std::process::id()));
+    std::fs::write(&file, "[[limit]]\nmax = { cores = 1\n").unwrap();
+    let mistakes = read_limits("FILE", &file).unwrap_err();
+    std::fs::remove_file(&file).unwrap();
+    assert!(mistakes.contains(":\n    line ") && mistakes.contains("unclosed inline table"), "{mistakes}");
+}
+
+#[test]
 fn liveness_timeouts_are_checked() {
     for (arguments, text) in [
         (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),
