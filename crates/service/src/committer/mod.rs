@@ -345,11 +345,7 @@ impl UndoQueue {
                 let Err(error) = result else { return };
                 let is_repeated = error.is_transient() || matches!(error, Error::CommitUnknown);
                 if pause == UNDO_PAUSE || !is_repeated {
-                    tracing::warn!(
-                        error = cause(&error),
-                        is_repeated,
-                        "a grant without a caller is not undone; it expires"
-                    );
+                    tracing::warn!(error = cause(&error), is_repeated, "a grant without a caller could not be undone");
                 }
                 if !is_repeated || Instant::now() >= expires {
                     return;
