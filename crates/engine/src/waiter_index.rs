@@ -393,8 +393,8 @@ impl<H: Clone + PartialEq> WaiterIndex<H> {
         }
     }
 
-    /// Hands the wake-ups of removed waiters to the next ones, as news if they are taken: the check may not have begun. What a waiter
-    /// leaves at the keys of its entry is freed by the removal of the entry; a wake-up may be for another key.
+    /// Hands the wake-ups of removed waiters to the next ones, as news if they are taken: the check may not have begun. The removal
+    /// of the entry frees its reservations; a wake-up may be for another key.
     fn leave_to_next(&mut self, mut left: Vec<Waiter<H>>) {
         for waiter in left.iter_mut().filter(|waiter| waiter.state == WaiterState::Awake(None)) {
             waiter.state = WaiterState::Awake(Some(WakeReason::NEWS));

@@ -1,7 +1,7 @@
 //! A request in the wait queue: its entry, and its attempts after each wake-up.
 //!
 //! A request that names no EM looks for one at each wake-up; its entry stays where it is, unless its EM goes or is refused for
-//! good. From a closed EM (drained, unhealthy or silent), the entry moves to an open one that can serve the request later, or stays.
+//! good. An entry at a closed EM (drained, unhealthy or silent) moves to an open EM, if the request can fit there later.
 //! A request with several specs waits with one and may be granted as another (`OtherSpecs`).
 //! Caller: `request`.
 

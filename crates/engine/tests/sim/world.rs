@@ -34,7 +34,7 @@ use crate::{
     store::{Notice, SimError, SimResult, Store, register, verdict},
 };
 
-/// What disturbs the instances.
+/// Faults of the instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
     None,

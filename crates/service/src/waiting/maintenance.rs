@@ -62,10 +62,11 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Removes ended requests, deletes entries of dead instances, and polls the local waiters. Returns at shutdown, after all
 /// requests have ended.
-pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Departure>) {
+pub async fn run(line: LocalWaitQueue, leaving: mpsc::UnboundedReceiver<Departure>) {
     // A session of its own: a shortage of connections must not delay the removal of entries that reserve capacity.
     let mut keeper = WaitQueueMaintenance {
         session: line.store.session(),
+        leaving,
         left: Vec::new(),
         locked: Vec::new(),
         turns: Vec::new(),
@@ -79,11 +80,11 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
     polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let kept = tokio::select! {
-            _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.remove_entries().await,
+            _ = keeper.leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.remove_entries().await,
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
                 line.change(Waiters::poll);
-                keeper.poll(&line, &leaving).await
+                keeper.poll(&line).await
             }
             _ = checks.tick(), if keeper.may_check() && line.index().callers > 0 => keeper.check_deaths(&line).await,
         };
@@ -91,9 +92,9 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Depa
     }
     // All callers get their replies now. The loop ends after the last one has been removed.
     keeper.left.append(&mut keeper.locked);
-    while !keeper.left.is_empty() || line.index().callers > 0 || !leaving.is_empty() {
+    while !keeper.left.is_empty() || line.index().callers > 0 || !keeper.leaving.is_empty() {
         // The timeout ends a wait for calls that do not end yet.
-        let _ = tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await;
+        let _ = tokio::time::timeout(LEAVE_POLL, keeper.leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await;
         if keeper.remove_entries().await.is_err() {
             return;
         }
@@ -122,6 +123,8 @@ pub async fn renew(line: LocalWaitQueue) {
 
 struct WaitQueueMaintenance {
     session: Session,
+    /// Calls that end.
+    leaving: mpsc::UnboundedReceiver<Departure>,
     /// Calls that have ended, until this is committed.
     left: Vec<Departure>,
     /// Calls that have ended, and whose requests another program has locked.
@@ -166,17 +169,13 @@ impl WaitQueueMaintenance {
     }
 
     /// Removes the requests of ended calls that were not found before: a commit can take effect long after its call.
-    async fn remove_late(
-        &mut self,
-        line: &LocalWaitQueue,
-        leaving: &mpsc::UnboundedReceiver<Departure>,
-    ) -> Result<(), StoreError> {
+    async fn remove_late(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
         let claims = within_timeout(waiting::claims_of(self.session.get().await?, line.instance_id)).await?;
         // A call that began later is not among the claims, so the calls are read after them.
         let mut ended = line.ended(claims);
         ended.retain(|call| self.locked.iter().all(|locked| locked.claim != call.claim));
         // The departures of these calls are here already, unless one is on its way: it states whether the call was cancelled.
-        if leaving.is_empty() {
+        if self.leaving.is_empty() {
             self.left.extend(ended);
             self.remove_entries().await?;
         }
@@ -185,11 +184,7 @@ impl WaitQueueMaintenance {
 
     /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
     /// outage.
-    async fn poll(
-        &mut self,
-        line: &LocalWaitQueue,
-        leaving: &mpsc::UnboundedReceiver<Departure>,
-    ) -> Result<(), StoreError> {
+    async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
         self.left.append(&mut self.locked);
         self.remove_entries().await?;
         if !self.turns.is_empty() {
@@ -198,7 +193,7 @@ impl WaitQueueMaintenance {
         self.polls = self.polls.wrapping_add(1);
         let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
         if is_round {
-            self.remove_late(line, leaving).await?;
+            self.remove_late(line).await?;
         }
         let was_idle = line.is_idle.load(Ordering::Relaxed);
         let session = self.session().await?;
