@@ -19,7 +19,7 @@ use rm_edge::{
     tls,
 };
 use rm_external::allowed::AllowedHosts;
-use rm_model::limit::Rule;
+use rm_model::limit::LimitReplacement;
 use rm_service::heartbeat::LivenessTimeouts;
 use rm_telemetry::{
     LogSettings,
@@ -83,7 +83,7 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_NO_MIGRATE", value_parser = clap::builder::FalseyValueParser::new())]
     no_migrate: bool,
 
-    /// TOML file with all limits; the start replaces the stored limits [default: the stored limits stay].
+    /// TOML file with all limits, as limit export writes it; the start replaces the stored ones [default: they stay].
     #[arg(long, env = "LINKIS_RM_LIMITS", value_name = "FILE")]
     limits: Option<PathBuf>,
 
@@ -182,7 +182,7 @@ pub struct ServiceConfig {
     /// The PostgreSQL to use.
     pub database: DatabaseSource,
     /// Complete set of limits at the start; `None` to keep the stored ones.
-    pub limits: Option<Vec<Rule>>,
+    pub limits: Option<LimitReplacement>,
     /// Settings of the instance.
     pub options: Options,
     /// Logs and traces.

@@ -42,6 +42,7 @@ use std::{error::Error, process::ExitCode};
 
 use rm_devpg::EmbeddedPostgres;
 use rm_edge::edge;
+use rm_model::limit::LimitChanges;
 use rm_store::connect_target::ConnectTarget;
 use rm_telemetry::traces::TraceExport;
 use sd_notify::NotifyState;
@@ -108,11 +109,12 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
     };
     let traces =
         config.telemetry.traces.map(|settings| TraceExport::start(settings, server.instance_id())).transpose()?;
-    if let Some(rules) = config.limits {
-        let limits = rules.len();
-        let changes = server.replace_limits(rules).await?;
-        let (added, changed, removed) = (changes.added.len(), changes.changed.len(), changes.removed.len());
-        tracing::info!(limits, added, changed, removed, "limits replaced by those of the file");
+    if let Some(new) = config.limits {
+        let limits = new.rules.len();
+        let LimitChanges { rules, queue } = server.replace_limits(new).await?;
+        let (added, changed, removed) = (rules.added.len(), rules.changed.len(), rules.removed.len());
+        let queue_rules = usize::from(queue.order.is_some()) + queue.priorities.len() + queue.reclaim.len();
+        tracing::info!(limits, added, changed, removed, queue_rules, "limits replaced by those of the file");
     }
     if let Some(address) = server.http_address() {
         tracing::info!(%address, "metrics and health over HTTP");

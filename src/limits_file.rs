@@ -1,4 +1,5 @@
-//! Limits file: all limits of a cluster in TOML, for version control.
+//! Limits file: all limits of a cluster in TOML, for version control, and, if it has them, the order, the priorities and the reclaim
+//! policies.
 //!
 //! ```toml
 //! # At most 2 engines and 20 GB for hadoop through each creator, on all EMs together.
@@ -8,23 +9,52 @@
 //! max = { instances = 2, memory = "20g", "special.gpu" = 1 }
 //! # "advisory" counts a violation above the maximum; "off" counts only the use and needs no max.
 //! mode = "advisory"
+//!
+//! # By what waiting requests take turns.
+//! [order]
+//! fair_by = ["user"]
+//! position_kept = "1m"
+//!
+//! [[priority]]
+//! labels = { creator = "IDE" }
+//! default_priority = 30
+//! max_priority = 60
+//!
+//! [[reclaim]]
+//! each = ["user"]
+//! mode = "observe"
+//! idle_after = "5m"
+//! grace = "30s"
+//! per_minute = 60
 //! ```
 //!
+//! A section that the file does not have stays as it is: `priority = []` deletes all priority rules.
+//!
 //! A file is accepted or rejected as a whole, and all its mistakes are reported. In a limit with TOML errors, only the
-//! first one is reported, because the rest is ambiguous. Callers: the server at its start, and the `limits` commands.
+//! first one is reported, because the rest is ambiguous. Callers: the server at its start, and the `limit` commands. Submodule: `written`, the text of a
+//! file.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use crate::commands::is_harmful;
+use crate::config::parse_duration;
+use rm_edge::convert::limit::{new_order, new_priority, new_reclaim_policy, priority_message, reclaim_policy_message};
 use rm_model::{
-    limit::{DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule},
+    limit::{DIMENSIONS_MAX, LABELS_MAX, LabelPattern, LimitReplacement, Rule},
     limit_mode::LimitMode,
     name::{FieldError, Name},
+    order::{QueueOrder, QueueRuleReplacement},
+    priority::{PRIORITY_MAX, PRIORITY_RULES_MAX, Priorities, PriorityRule},
+    reclaim::{PER_MINUTE_MAX, RECLAIM_POLICIES_MAX, ReclaimMode, ReclaimPolicies, ReclaimPolicy},
     resource::{Dimension, parse_size},
 };
+use rm_proto::v1::{self as proto, Order};
+
+mod written;
+
+pub use written::text;
 
 /// All mistakes in a limits file: line number from 1, and text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +65,7 @@ pub struct LimitsFileError(pub Vec<(usize, String)>);
 ///
 /// # Errors
 /// All mistakes: TOML errors, invalid limits, and duplicate label patterns.
-pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
+pub fn parse(text: &str) -> Result<LimitReplacement, LimitsFileError> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
     let mut reader = LimitsReader { starts, unreadable: BTreeMap::new(), mistakes: Vec::new() };
@@ -43,15 +73,54 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
         let line = reader.line(error.span().map_or(0, |span| span.start));
         reader.unreadable.entry(line).or_insert_with(|| format!("not TOML: {}", error.message()));
     }
-    let rules = reader.rules(document.get_ref());
+    let new = reader.replacement(document.get_ref());
     reader.mistakes.sort_by_key(|(line, _)| *line);
-    if reader.mistakes.is_empty() { Ok(rules) } else { Err(LimitsFileError(reader.mistakes)) }
+    if reader.mistakes.is_empty() { Ok(new) } else { Err(LimitsFileError(reader.mistakes)) }
 }
 
 /// A TOML value with its position.
 type SpannedValue<'t> = Spanned<DeValue<'t>>;
 
 type Maxima = BTreeMap<Dimension, i64>;
+
+/// Sections of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Section {
+    Limit,
+    Order,
+    Priority,
+    Reclaim,
+}
+
+impl Section {
+    const ALL: [Self; 4] = [Self::Limit, Self::Order, Self::Priority, Self::Reclaim];
+
+    /// Returns the key of the section.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Order => "order",
+            Self::Priority => "priority",
+            Self::Reclaim => "reclaim",
+        }
+    }
+
+    /// Returns the keys of its tables, for mistakes.
+    fn keys(self) -> &'static str {
+        match self {
+            Self::Limit => "labels, each, mode and max",
+            Self::Order => "fair_by and position_kept",
+            Self::Priority => "labels, each, default_priority and max_priority",
+            Self::Reclaim => "labels, each, mode, idle_after, grace and per_minute",
+        }
+    }
+}
+
+/// A table of a section.
+struct SectionTable<'d, 't> {
+    section: Section,
+    value: &'d SpannedValue<'t>,
+}
 
 /// Parser that collects mistakes. Its methods return `None` after a mistake.
 struct LimitsReader {
@@ -75,76 +144,242 @@ impl LimitsReader {
         }
     }
 
-    fn rules(&mut self, document: &DeTable<'_>) -> Vec<Rule> {
-        let limits = self.limits(document);
+    fn replacement(&mut self, document: &DeTable<'_>) -> LimitReplacement {
+        let tables = self.tables(document);
         let (mut rules, mut firsts) = (Vec::new(), BTreeMap::new());
-        self.is_readable(0, limits.first());
-        for (number, limit) in limits.iter().enumerate() {
-            let at = limit.span().start;
-            let readable = self.is_readable(at, limits.get(number + 1)).then_some(limit);
-            let table = readable.and_then(|limit| self.typed("limit", limit, "a table", DeValue::as_table));
+        let (mut order, mut priorities, mut reclaim) = (None, Vec::new(), Vec::new());
+        self.is_readable(0, tables.first());
+        for (number, SectionTable { section, value }) in tables.iter().enumerate() {
+            let (at, name) = (value.span().start, section.name());
+            let readable = self.is_readable(at, tables.get(number + 1)).then_some(value);
+            let table = readable.and_then(|value| self.typed(name, value, "a table", DeValue::as_table));
             let Some(table) = table else { continue };
-            let (pattern, mode, max) = self.limit(at, table);
-            if let Some(pattern) = &pattern {
-                let first = *firsts.entry(pattern.clone()).or_insert(at);
-                if first != at {
-                    let problem = format!("has the same labels as the one in line {} ({pattern})", self.line(first));
-                    self.wrong(at, "limit", problem);
+            let pattern = match section {
+                Section::Limit => {
+                    let (pattern, rule) = self.limit(at, table);
+                    rules.extend(rule);
+                    pattern
                 }
+                Section::Order => {
+                    order = self.order(at, table);
+                    None
+                }
+                Section::Priority => {
+                    priorities.extend(self.priority(at, table));
+                    priorities.last().map(|rule: &PriorityRule| rule.pattern.clone())
+                }
+                Section::Reclaim => {
+                    reclaim.extend(self.reclaim(at, table));
+                    reclaim.last().map(|policy: &ReclaimPolicy| policy.pattern.clone())
+                }
+            };
+            let Some(pattern) = pattern else { continue };
+            let first = *firsts.entry((*section, pattern.clone())).or_insert(at);
+            if first != at {
+                let problem = format!("has the same labels as the one in line {} ({pattern})", self.line(first));
+                self.wrong(at, name, problem);
             }
-            let rule = pattern.zip(mode).zip(max);
-            let rule = rule.map(|((pattern, mode), max)| Rule { pattern, mode, max });
-            if let Some(Err(uncounted)) = rule.as_ref().map(Rule::check_labels) {
-                self.wrong(at, "max", uncounted.to_string());
-            }
-            rules.extend(rule);
         }
-        rules
+        let has = |section: Section| document.keys().any(|key| key.get_ref() == section.name());
+        let queue = QueueRuleReplacement {
+            order,
+            priorities: has(Section::Priority).then(|| Priorities::new(priorities)),
+            reclaim: has(Section::Reclaim).then(|| ReclaimPolicies::new(reclaim)),
+        };
+        LimitReplacement { rules, queue }
     }
 
-    /// Returns whether the text from here to the next limit is valid TOML; records a mistake otherwise.
-    fn is_readable(&mut self, start: usize, next: Option<&&SpannedValue<'_>>) -> bool {
-        let end = next.map_or(usize::MAX, |next| self.line(next.span().start));
+    /// Returns whether the text from here to the next table is valid TOML; records a mistake otherwise.
+    fn is_readable(&mut self, start: usize, next: Option<&SectionTable<'_, '_>>) -> bool {
+        let end = next.map_or(usize::MAX, |next| self.line(next.value.span().start));
         let first = self.unreadable.range(self.line(start)..).next().filter(|(line, _)| **line < end);
         self.mistakes.extend(first.map(|(line, text)| (*line, text.clone())));
         first.is_none()
     }
 
-    fn limits<'d, 't>(&mut self, document: &'d DeTable<'t>) -> Vec<&'d SpannedValue<'t>> {
-        let mut limits = Vec::new();
+    fn tables<'d, 't>(&mut self, document: &'d DeTable<'t>) -> Vec<SectionTable<'d, 't>> {
+        let mut tables = Vec::new();
         for (key, value) in document {
-            if key.get_ref() == "limit" {
-                let array = self.typed("limit", value, "written as [[limit]]", DeValue::as_array);
-                limits.extend(array.into_iter().flatten());
-            } else {
-                let problem = format!("has the unknown key {:?}; known is [[limit]]", key.get_ref());
-                self.wrong(key.span().start, "file", problem);
+            let Some(section) = Section::ALL.into_iter().find(|section| key.get_ref() == section.name()) else {
+                let known = "known are [[limit]], [order], [[priority]] and [[reclaim]]";
+                self.wrong(key.span().start, "file", format!("has the unknown key {:?}; {known}", key.get_ref()));
+                continue;
+            };
+            if section == Section::Order {
+                tables.push(SectionTable { section, value });
+                continue;
             }
+            let wanted = format!("written as [[{}]]", section.name());
+            let array = self.typed(section.name(), value, &wanted, DeValue::as_array);
+            let max = match section {
+                Section::Priority => PRIORITY_RULES_MAX,
+                Section::Reclaim => RECLAIM_POLICIES_MAX,
+                Section::Limit | Section::Order => usize::MAX,
+            };
+            if let Some(count) = array.map(|array| array.len()).filter(|count| *count > max) {
+                self.wrong(
+                    key.span().start,
+                    section.name(),
+                    format!("occurs {count} times; at most {max} are allowed"),
+                );
+            }
+            tables.extend(array.into_iter().flatten().map(|value| SectionTable { section, value }));
         }
-        limits.sort_by_key(|limit| limit.span().start);
-        limits
+        tables.sort_by_key(|table| table.value.span().start);
+        tables
     }
 
-    fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<LabelPattern>, Option<LimitMode>, Option<Maxima>) {
-        let (mut labels, mut each, mut max) = (Some((at, None)), Some(None), Some((at, None)));
-        let mut mode = Some(LimitMode::Enforced);
-        for (key, value) in limit {
-            let at = value.span().start;
-            let mut table = |field| Some((at, Some(self.typed(field, value, "a table", DeValue::as_table)?)));
+    /// Reads the labels of a table. `other` reads the value of another key; it returns false if the key is unknown.
+    fn labelled<'d, 't>(
+        &mut self,
+        (at, section): (usize, Section),
+        table: &'d DeTable<'t>,
+        mut other: impl FnMut(&mut Self, &str, &'d SpannedValue<'t>) -> bool,
+    ) -> Option<LabelPattern> {
+        let (mut labels, mut each) = (Some((at, None)), Some(None));
+        for (key, value) in table {
             match key.get_ref().as_ref() {
-                "labels" => labels = table("labels"),
-                "max" => max = table("max"),
+                "labels" => {
+                    let read = self.typed("labels", value, "a table", DeValue::as_table);
+                    labels = read.map(|table| (value.span().start, Some(table)));
+                }
                 "each" => each = self.typed("each", value, "an array", DeValue::as_array).map(Some),
-                "mode" => mode = self.mode(value),
-                other => {
-                    let problem = format!("has the unknown key {other:?}; known are labels, each, mode and max");
-                    self.wrong(key.span().start, "limit", problem);
+                name if other(self, name, value) => {}
+                name => {
+                    let problem = format!("has the unknown key {name:?}; known are {}", section.keys());
+                    self.wrong(key.span().start, section.name(), problem);
                 }
             }
         }
-        let pattern = labels.zip(each).and_then(|((at, labels), each)| self.pattern(at, labels, each));
+        labels.zip(each).and_then(|((at, labels), each)| self.pattern(at, labels, each))
+    }
+
+    /// Reads a limit. Returns its labels also if the rest is wrong.
+    fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<LabelPattern>, Option<Rule>) {
+        let (mut mode, mut max) = (Some(LimitMode::Enforced), Some((at, None)));
+        let pattern = self.labelled((at, Section::Limit), limit, |reader, key, value| {
+            match key {
+                "mode" => mode = reader.mode(value),
+                "max" => {
+                    let read = reader.typed("max", value, "a table", DeValue::as_table);
+                    max = read.map(|table| (value.span().start, Some(table)));
+                }
+                _ => return false,
+            }
+            true
+        });
         let needs_max = mode != Some(LimitMode::Off);
-        (pattern, mode, max.and_then(|(at, max)| self.max(at, max, needs_max)))
+        let max = max.and_then(|(at, max)| self.max(at, max, needs_max));
+        let rule = pattern.clone().zip(mode).zip(max);
+        let rule = rule.map(|((pattern, mode), max)| Rule { pattern, mode, max });
+        if let Some(Err(uncounted)) = rule.as_ref().map(Rule::check_labels) {
+            self.wrong(at, "max", uncounted.to_string());
+        }
+        (pattern, rule)
+    }
+
+    fn order(&mut self, at: usize, order: &DeTable<'_>) -> Option<QueueOrder> {
+        let (mut message, mut is_read) = (Order { fair_by: vec!["user".to_owned()], position_kept: None }, true);
+        for (key, value) in order {
+            match key.get_ref().as_ref() {
+                "fair_by" => {
+                    let array = self.typed("fair_by", value, "an array", DeValue::as_array);
+                    let labels = array.into_iter().flatten().map(|label| self.string("fair_by", label));
+                    message.fair_by = labels.flatten().collect();
+                    is_read &= array.is_some_and(|array| array.len() == message.fair_by.len());
+                }
+                "position_kept" => {
+                    message.position_kept = self.time("position_kept", value, ["0s", "1h"]);
+                    is_read &= message.position_kept.is_some();
+                }
+                name => {
+                    let problem = format!("has the unknown key {name:?}; known are {}", Section::Order.keys());
+                    self.wrong(key.span().start, "order", problem);
+                }
+            }
+        }
+        if is_read { self.checked(at, new_order("order", Some(&message))) } else { None }
+    }
+
+    fn priority(&mut self, at: usize, priority: &DeTable<'_>) -> Option<PriorityRule> {
+        let seconds = i64::from(-PRIORITY_MAX)..=i64::from(PRIORITY_MAX);
+        let (mut default, mut max) = (Some(0), Some(0));
+        let pattern = self.labelled((at, Section::Priority), priority, |reader, key, value| {
+            match key {
+                "default_priority" => default = reader.whole(key, value, seconds.clone()),
+                "max_priority" => max = reader.whole(key, value, seconds.clone()),
+                _ => return false,
+            }
+            true
+        });
+        let message = priority_message(&PriorityRule { pattern: pattern?, default: 0, max: 0 });
+        let message = proto::Priority { default_priority: default?, max_priority: max?, ..message };
+        self.checked(at, new_priority("priority", Some(&message)))
+    }
+
+    fn reclaim(&mut self, at: usize, policy: &DeTable<'_>) -> Option<ReclaimPolicy> {
+        let times = ["1s", "1d"];
+        let (mut mode, mut idle_after, mut grace, mut per_minute) = (None, Some(None), Some(None), Some(0));
+        let pattern = self.labelled((at, Section::Reclaim), policy, |reader, key, value| {
+            match key {
+                "mode" => mode = Some(reader.reclaim_mode(value)),
+                "idle_after" => idle_after = reader.time(key, value, times).map(Some),
+                "grace" => grace = reader.time(key, value, times).map(Some),
+                "per_minute" => per_minute = reader.whole(key, value, 1..=i64::from(PER_MINUTE_MAX)),
+                _ => return false,
+            }
+            true
+        });
+        if mode.is_none() {
+            self.wrong(at, "mode", "is required: off, observe, advise or stop");
+        }
+        let message = reclaim_policy_message(&ReclaimPolicy::new(pattern?, mode??));
+        let (idle_after, grace, per_minute) = (idle_after?, grace?, per_minute?);
+        let message = proto::ReclaimPolicy { idle_after, grace, per_minute, ..message };
+        self.checked(at, new_reclaim_policy("reclaim", Some(&message)))
+    }
+
+    /// Returns a checked value, or records its mistake in the table at `at`.
+    fn checked<T>(&mut self, at: usize, value: Result<T, FieldError>) -> Option<T> {
+        value.map_err(|error| self.wrong(at, &error.field, error.problem)).ok()
+    }
+
+    fn whole(&mut self, field: &str, value: &SpannedValue<'_>, allowed: RangeInclusive<i64>) -> Option<i32> {
+        let number = self.typed(field, value, "a whole number", DeValue::as_integer)?;
+        let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok();
+        let parsed = parsed.filter(|number| allowed.contains(number)).and_then(|number| i32::try_from(number).ok());
+        if parsed.is_none() {
+            let problem = format!("is {number}; must be from {} to {}", allowed.start(), allowed.end());
+            self.wrong(value.span().start, field, problem);
+        }
+        parsed
+    }
+
+    fn time(
+        &mut self,
+        field: &str,
+        value: &SpannedValue<'_>,
+        [least, most]: [&str; 2],
+    ) -> Option<prost_types::Duration> {
+        let text = self.typed(field, value, "a string such as \"30s\"", DeValue::as_str)?;
+        match parse_duration(field, text, least, most) {
+            Ok(time) => prost_types::Duration::try_from(time).ok(),
+            Err(mistake) => {
+                let problem = mistake.strip_prefix(&format!("{field}: ")).unwrap_or(&mistake).to_owned();
+                self.wrong(value.span().start, field, problem);
+                None
+            }
+        }
+    }
+
+    fn reclaim_mode(&mut self, value: &SpannedValue<'_>) -> Option<ReclaimMode> {
+        let mode = self.typed("mode", value, "a string", DeValue::as_str)?;
+        let known = ReclaimMode::ALL.into_iter().find(|known| reclaim_mode_name(*known) == mode);
+        if known.is_none() {
+            let problem = format!("is {mode:?}; must be \"off\", \"observe\", \"advise\" or \"stop\"");
+            self.wrong(value.span().start, "mode", problem);
+        }
+        known
     }
 
     fn mode(&mut self, value: &SpannedValue<'_>) -> Option<LimitMode> {
@@ -250,139 +485,9 @@ fn amount(dimension: &Dimension, value: &DeValue<'_>) -> Result<i64, String> {
     }
 }
 
-/// Returns limits as a file that [`parse`] reads as the same limits.
-pub fn text(rules: &[Rule]) -> String {
-    let mut text = String::new();
-    for rule in rules {
-        let labels = rule.pattern.labels();
-        let fixed =
-            labels.iter().filter_map(|(key, value)| Some(format!("{} = {}", quoted(key), quoted(value.as_ref()?))));
-        let fixed = fixed.collect::<Vec<_>>().join(", ");
-        let each = labels.iter().filter(|(_, value)| value.is_none()).map(|(key, _)| quoted(key));
-        let each = each.collect::<Vec<_>>().join(", ");
-        let max = rule
-            .max
-            .iter()
-            .map(|(dimension, amount)| format!("{} = {}", quoted(&dimension.key()), exact(dimension, *amount)));
-        let max = max.collect::<Vec<_>>().join(", ");
-        let line = |line: String, is_needed: bool| if is_needed { line + "\n" } else { String::new() };
-        text.extend([
-            "[[limit]]\n".to_owned(),
-            line(format!("labels = {{ {fixed} }}"), !fixed.is_empty()),
-            line(format!("each = [{each}]"), !each.is_empty()),
-            line(format!("max = {{ {max} }}"), !max.is_empty()),
-            line(format!("mode = \"{}\"", rule.mode.as_str()), rule.mode != LimitMode::Enforced),
-        ]);
-    }
-    text
-}
-
-/// Returns a key or a text in quotes.
-fn quoted(text: &str) -> String {
-    let escaped: String = text
-        .chars()
-        .map(|c| match c {
-            '"' | '\\' => format!("\\{c}"),
-            c if is_harmful(c) => format!("\\U{:08X}", u32::from(c)),
-            c => c.to_string(),
-        })
-        .collect();
-    format!("\"{escaped}\"")
-}
-
-/// Returns an amount without rounding; a size of whole units with its unit.
-fn exact(dimension: &Dimension, amount: i64) -> String {
-    let units = [(40, "t"), (30, "g"), (20, "m"), (10, "k")];
-    let unit = units.into_iter().find(|(bits, _)| amount > 0 && amount % (1 << bits) == 0);
-    match unit.filter(|_| dimension.is_size()) {
-        Some((bits, unit)) => format!("\"{}{unit}\"", amount >> bits),
-        None => amount.to_string(),
-    }
+fn reclaim_mode_name(mode: ReclaimMode) -> String {
+    mode.as_str().to_lowercase()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn limits_file_is_parsed() {
-        let text = "# Each.\n[[limit]]\neach = ['user']\nmax = { instances = 10, \"special.gpu\" = 0 }\n[[limit]]\n\
-            max.memory = '1k'\nmax.cores = 0x10\n[limit.labels]\nuser = 'hadoop'\ncreator = 'IDE'\n[[limit]]\neach = ['creator']\nmode = 'off'\n";
-        let rules = parse(text).unwrap().into_iter();
-        let shown: Vec<_> =
-            rules.map(|rule| format!("{} {} {:?}", rule.pattern, rule.mode.as_str(), rule.max)).collect();
-        assert_eq!(shown[0], "each user enforced {Instances: 10, Custom(\"gpu\"): 0}");
-        assert_eq!(shown[1..], ["creator=IDE,user=hadoop enforced {Memory: 1024, Cores: 16}", "each creator off {}"]);
-        assert_eq!(parse("# No limits.\n"), Ok(Vec::new()));
-    }
-
-    #[test]
-    fn limits_are_read_as_written() {
-        let lines = "[[limit]]\nlabels = { \"team\" = \"a \\\"b\\\" \\\\\" }\neach = [\"creator\", \"user\"]\n\
-            max = { \"memory\" = \"20g\", \"cores\" = 4096, \"special.gpu\" = 0 }\nmode = \"advisory\"\n\
-            [[limit]]\neach = [\"user\"]\nmax = { \"memory\" = 1025 }\n[[limit]]\neach = [\"creator\"]\nmode = \"off\"\n";
-        let rules = parse(lines).unwrap();
-        assert_eq!(text(&rules), lines);
-        assert_eq!(parse(&text(&rules)).unwrap(), rules);
-    }
-
-    #[test]
-    fn mistakes_are_reported_with_their_lines() {
-        let long = format!("'{}' = 'x',", "x".repeat(256));
-        let lines = [
-            ("limits = 1", "file: has the unknown key \"limits\"; known is [[limit]]"),
-            ("[[limit]]", "labels: names 0 labels (with each); must name 1 to 8"),
-            ("maximum = 1", "limit: has the unknown key \"maximum\"; known are labels, each, mode and max"),
-            ("max = {}", "max: names 0 dimensions; must name 1 to 64"),
-            ("[[limit]]", ""),
-            ("labels = { user = 'u', a = 1,", "labels[\"a\"]: must be a string; is of the type integer"),
-            (&long, "labels (a key): has 256 characters; at most 255 are allowed"),
-            ("b = '' }", "labels[\"b\"]: must not be empty"),
-            ("each = ['user']", "each: names \"user\" a second time"),
-            ("max = { cpus = 1,", "max: has the unknown dimension \"cpus\"; known are memory,"),
-            ("instances = -1,", "max[\"instances\"]: is -1; must not be negative"),
-            ("queue_cores = 9223372036854775808,", "max[\"queue_cores\"]: is 9223372036854775808; at most"),
-            ("cores = '2g',", "max[\"cores\"]: must be a whole number; is of the type string"),
-            ("queue_memory = 1.5,", "max[\"queue_memory\"]: must be whole bytes or a size"),
-            ("memory = '20x' }", "max[\"memory\"]: `20x` is not a size"),
-            ("[[limit]]", ""),
-            ("max = { memory = 20g, cpus = 1 }", "not TOML: string values must be quoted"),
-            ("[[limit]]", ""),
-            ("max.cores = 1", ""),
-            ("each = ['user']", ""),
-            ("[[limit]]", "limit: has the same labels as the one in line 18 (each user)"),
-            ("each = ['user']", ""),
-            ("max = 7", "max: must be a table; is of the type integer"),
-            ("[[limit]]", "max: names 0 dimensions; must name 1 to 64"),
-            ("each = 'user'", "each: must be an array; is of the type string"),
-            ("[[limit]]", "max: names \"queue_cores\", which each queue has of its own: add the label \"queue\","),
-            ("labels = { namespace = 'n' }", ""),
-            ("max = { cores = 1, queue_cores = 1 }", ""),
-            ("[[limit]]", ""),
-            ("labels = { queue = 'q' }", ""),
-            ("max = { cores = 1, queue_cores = 1 }", ""),
-            ("mode = 'of'", "mode: is \"of\"; must be \"enforced\", \"advisory\" or \"off\""),
-            ("[[limit]]", ""),
-            ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
-            ("max.cores = 1", ""),
-        ];
-        let text = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
-        let expected = (1..).zip(lines).filter(|(_, (_, start))| !start.is_empty());
-        assert_eq!(text.lines().count(), expected.clone().count(), "{text}");
-        for (shown, (line, (_, start))) in text.lines().zip(expected) {
-            assert!(shown.starts_with(&format!("line {line}: {start}")), "{shown}, not line {line}: {start}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_read_or_refused(
-            text in r#"(?s).*|(\[\[limit\]\]|\n|each|=|\[|\]|labels|max|\{|\}|'a'|,|1|cores|\.|"""|é|#| ){0,40}"#,
-        ) {
-            let lines = 1..=text.matches('\n').count() + 1;
-            let fits = |all: Vec<(usize, String)>| !all.is_empty() && all.iter().all(|(line, _)| lines.contains(line));
-            prop_assert!(parse(&text).err().is_none_or(|error| fits(error.0)));
-        }
-    }
-}
+mod tests;

@@ -42,7 +42,7 @@ use rm_edge::{
 };
 use rm_external::allowed::AllowedHosts;
 use rm_model::{
-    limit::{Rule, RuleChanges},
+    limit::{LimitChanges, LimitReplacement},
     principal::Principal,
 };
 use rm_proto::v1 as proto;
@@ -304,13 +304,13 @@ impl Server {
         Ok(Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http, page })
     }
 
-    /// Replaces all limits with `rules`.
+    /// Replaces all limits, and the rules of the wait queues that `new` has.
     ///
     /// # Errors
     /// Errors of [`LimitService::replace`].
-    pub async fn replace_limits(&self, rules: Vec<Rule>) -> Result<RuleChanges, Error> {
+    pub async fn replace_limits(&self, new: LimitReplacement) -> Result<LimitChanges, Error> {
         let limits = LimitService::new(self.store.clone(), Arc::default());
-        limits.replace(&Principal::Service.into(), rules, Instant::now() + self.options.times.request_timeout).await
+        limits.replace(&Principal::Service.into(), new, Instant::now() + self.options.times.request_timeout).await
     }
 
     /// Returns the identifier of the instance, as in the database and in logs.

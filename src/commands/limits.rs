@@ -11,8 +11,11 @@ use clap::{Args, Subcommand};
 use crate::{config, limits_file};
 use rm_client::calls;
 use rm_edge::convert;
+use rm_model::{limit::LimitReplacement, order::QueueRuleReplacement, priority::Priorities, reclaim::ReclaimPolicies};
 use rm_proto::v1::{
-    Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ReplaceLimitsRequest, ReplaceLimitsResponse, ScopeUsage,
+    GetOrderRequest, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ListPrioritiesRequest,
+    ListReclaimPoliciesRequest, OrderChange, PriorityChange, ReclaimPolicyChange, ReplaceLimitsRequest,
+    ReplaceLimitsResponse, ScopeUsage,
 };
 
 use super::{
@@ -20,12 +23,13 @@ use super::{
     error::{CommandFailure, CommandReply},
     help::end,
     list::{ListArguments, listed},
+    order,
     output::{
         OutputArguments,
         table::{Column, TableRow, cells},
         text,
     },
-    scopes,
+    priorities, reclaim, scopes,
     service::{EndpointArguments, ServiceClient, TIMEOUT, TIMEOUT_LONG},
     service_arguments::ServiceArguments,
 };
@@ -48,16 +52,16 @@ pub enum LimitCommand {
     /// Set one limit: the most that tickets with these labels use together. Shows what it replaces, for a confirmation.
     #[command(after_help = end("limit set user=hadoop --max instances=2,memory=20g", &calls::SET_LIMIT))]
     Set(SetLimitCommand),
-    /// Print the changes that a file of limits would make. Exit code 0 without changes, 1 with changes.
+    /// Print the changes that a limits file would make. Exit code 0 without changes, 1 with changes.
     #[command(after_help = end("limit diff limits.toml", &calls::REPLACE_LIMITS))]
     Diff(DiffLimitsCommand),
-    /// Replace all limits with those of a file.
+    /// Replace all limits with those of a file, and its order, priorities and reclaim policies.
     #[command(after_help = end("limit apply limits.toml --reason \"as agreed\"", &calls::REPLACE_LIMITS))]
     Apply(ApplyLimitsCommand),
     /// Delete a limit. Exit code 1 if there is none.
     #[command(after_help = end("limit delete user=hadoop,creator=IDE", &calls::DELETE_LIMIT))]
     Delete(DeleteLimitCommand),
-    /// Print all limits as a file for limit diff and limit apply.
+    /// Print all limits, the order, the priorities and the reclaim policies as a file for limit diff and limit apply.
     #[command(after_help = end("limit export > limits.toml", &calls::LIST_LIMITS))]
     Export(ExportLimitsCommand),
 }
@@ -131,9 +135,9 @@ impl LimitCommand {
 
 impl DiffLimitsCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let limits = read(self.file)?;
+        let new = read(self.file)?;
         let service = self.arguments.service(TIMEOUT_LONG)?;
-        let changes = compare(&service, limits).await?;
+        let changes = compare(&service, &new).await?;
         let mut printer = self.arguments.printer();
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
         Ok(CommandReply::yes_if(count(&changes) == 0))
@@ -142,18 +146,18 @@ impl DiffLimitsCommand {
 
 impl ApplyLimitsCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let limits = read(self.file)?;
+        let new = read(self.file)?;
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let mut printer = self.arguments.printer();
-        let mut changes = compare(&service, limits.clone()).await?;
+        let mut changes = compare(&service, &new).await?;
         if count(&changes) > 0 {
             // The user confirms the changes as compared. The reply contains them as applied.
             let reason =
                 self.consent.confirm(&format!("{}Make these changes?", changes_text(&changes, "would be ")))?;
-            if self.consent.is_interactive() && !is_same(&changes, &compare(&service, limits.clone()).await?) {
+            if self.consent.is_interactive() && !is_same(&changes, &compare(&service, &new).await?) {
                 return Err(CommandFailure::Changed);
             }
-            changes = counting::replaced(&service, &ReplaceLimitsRequest { limits, dry_run: false, reason }).await?;
+            changes = counting::replaced(&service, &ReplaceLimitsRequest { reason, ..new }).await?;
         }
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, ""))?;
         Ok(CommandReply::Yes)
@@ -175,31 +179,49 @@ impl ExportLimitsCommand {
         }
         let rules =
             limits.iter().map(|limit| convert::limit::rule("limit", Some(limit))).collect::<Result<Vec<_>, _>>()?;
-        OutputArguments::default().printer().print(&limits_file::text(&rules))?;
+        let order = service.make(&calls::GET_ORDER, &GetOrderRequest {}).await?.order;
+        let priorities = service.make(&calls::LIST_PRIORITIES, &ListPrioritiesRequest {}).await?.priorities;
+        let priorities = priorities.iter().map(|rule| convert::limit::priority("priority", Some(rule)));
+        let policies = service.make(&calls::LIST_RECLAIM_POLICIES, &ListReclaimPoliciesRequest {}).await?.policies;
+        let policies = policies.iter().map(|policy| convert::limit::reclaim_policy("policy", Some(policy)));
+        let queue = QueueRuleReplacement {
+            order: Some(convert::limit::order("order", order.as_ref())?),
+            priorities: Some(Priorities::new(priorities.collect::<Result<Vec<_>, _>>()?)),
+            reclaim: Some(ReclaimPolicies::new(policies.collect::<Result<Vec<_>, _>>()?)),
+        };
+        OutputArguments::default().printer().print(&limits_file::text(&LimitReplacement { rules, queue }))?;
         Ok(CommandReply::Yes)
     }
 }
 
-/// Returns the limits of a file as messages of the API.
-fn read(file: PathBuf) -> Result<Vec<Limit>, CommandFailure> {
-    let rules = config::read_limits("FILE", &file).map_err(CommandFailure::Usage)?;
-    Ok(rules.iter().map(convert::limit::limit).collect())
+/// Returns the replacement by a file as a message of the API.
+fn read(file: PathBuf) -> Result<ReplaceLimitsRequest, CommandFailure> {
+    let new = config::read_limits("FILE", &file).map_err(CommandFailure::Usage)?;
+    Ok(convert::limit::replacement_message(&new))
 }
 
-/// Returns the changes that these limits would make.
-async fn compare(service: &ServiceClient, limits: Vec<Limit>) -> Result<ReplaceLimitsResponse, CommandFailure> {
-    let question = ReplaceLimitsRequest { limits, dry_run: true, ..Default::default() };
+/// Returns the changes that a replacement would make.
+async fn compare(service: &ServiceClient, new: &ReplaceLimitsRequest) -> Result<ReplaceLimitsResponse, CommandFailure> {
+    let question = ReplaceLimitsRequest { dry_run: true, ..new.clone() };
     service.make_slowly("comparing the limits", &calls::REPLACE_LIMITS, &question).await
 }
 
-/// Returns whether two comparisons change the same limits, regardless of the scopes above them.
+/// Returns whether two comparisons change the same limits and rules, regardless of the scopes above them.
 fn is_same(a: &ReplaceLimitsResponse, b: &ReplaceLimitsResponse) -> bool {
     let limits = |changes: &ReplaceLimitsResponse| (changes.added_count, changes.changed_count, changes.removed_count);
-    limits(a) == limits(b) && a.added == b.added && a.changed == b.changed && a.removed == b.removed
+    let rules = (&a.order, &a.priorities, &a.reclaim_policies) == (&b.order, &b.priorities, &b.reclaim_policies);
+    rules && limits(a) == limits(b) && a.added == b.added && a.changed == b.changed && a.removed == b.removed
 }
 
-fn count(changes: &ReplaceLimitsResponse) -> i64 {
+/// Returns the number of changed limits.
+fn limit_count(changes: &ReplaceLimitsResponse) -> i64 {
     changes.added_count.saturating_add(changes.changed_count).saturating_add(changes.removed_count)
+}
+
+/// Returns the number of changes.
+fn count(changes: &ReplaceLimitsResponse) -> i64 {
+    let rules = usize::from(changes.order.is_some()) + changes.priorities.len() + changes.reclaim_policies.len();
+    limit_count(changes).saturating_add(i64::try_from(rules).unwrap_or(i64::MAX))
 }
 
 fn maximum(limit: &Limit) -> String {
@@ -236,16 +258,25 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
         let _ = writeln!(text, "- {}: {}", name(limit), maximum(limit));
     }
     let listed = changes.added.len() + changes.changed.len() + changes.removed.len();
-    let omitted = count(changes).saturating_sub(i64::try_from(listed).unwrap_or(i64::MAX));
+    let omitted = limit_count(changes).saturating_sub(i64::try_from(listed).unwrap_or(i64::MAX));
     if omitted > 0 {
         let _ = writeln!(text, "... and {omitted} more");
     }
-    match count(changes) {
-        0 => text.push_str("the limits are those of the file\n"),
-        _ => {
-            let (added, changed, removed) = (changes.added_count, changes.changed_count, changes.removed_count);
-            let _ = writeln!(text, "{added} {would}added, {changed} {would}changed, {removed} {would}removed");
-        }
+    if limit_count(changes) > 0 {
+        let (added, changed, removed) = (changes.added_count, changes.changed_count, changes.removed_count);
+        let _ = writeln!(text, "{added} {would}added, {changed} {would}changed, {removed} {would}removed");
+    }
+    if let Some(OrderChange { before, after }) = &changes.order {
+        changed_rule(&mut text, "order", before.as_ref(), after.as_ref(), order::written);
+    }
+    for PriorityChange { before, after } in &changes.priorities {
+        changed_rule(&mut text, "priority", before.as_ref(), after.as_ref(), priorities::written);
+    }
+    for ReclaimPolicyChange { before, after } in &changes.reclaim_policies {
+        changed_rule(&mut text, "reclaim policy", before.as_ref(), after.as_ref(), reclaim::written_policy);
+    }
+    if count(changes) == 0 {
+        text.push_str("the limits are those of the file\n");
     }
     for scope in &changes.over_limit {
         let _ = writeln!(text, "over its limit: {}", over(scope));
@@ -261,6 +292,24 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
         text.push_str("tickets are still being counted: linkis-rm limit list shows which limits decide\n");
     }
     text
+}
+
+/// Describes the change of a rule of the wait queues. `written` returns the name and the values of a rule.
+fn changed_rule<R>(
+    text: &mut String,
+    kind: &str,
+    before: Option<&R>,
+    after: Option<&R>,
+    written: impl Fn(&R) -> (String, String),
+) {
+    let kind = |name: &str| if name.is_empty() { kind.to_owned() } else { format!("{kind} {name}") };
+    // Writing to a string cannot fail.
+    let _ = match (before.map(&written), after.map(&written)) {
+        (Some((_, before)), Some((name, after))) => writeln!(text, "~ {}: {after}, was {before}", kind(&name)),
+        (Some((name, before)), None) => writeln!(text, "- {}: {before}", kind(&name)),
+        (None, Some((name, after))) => writeln!(text, "+ {}: {after}", kind(&name)),
+        (None, None) => Ok(()),
+    };
 }
 
 fn over(scope: &ScopeUsage) -> String {

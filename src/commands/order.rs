@@ -111,7 +111,16 @@ impl SetOrderCommand {
     }
 }
 
+/// Returns the empty name and the values of an order in one line.
+pub(super) fn written(order: &Order) -> (String, String) {
+    let kept = text::duration(order.position_kept.as_ref());
+    (String::new(), format!("turns by {}, positions kept for {kept}", turns(order)))
+}
+
+fn turns(order: &Order) -> String {
+    if order.fair_by.is_empty() { "none".to_owned() } else { text::list(&order.fair_by) }
+}
+
 fn row(order: &Order) -> TableRow {
-    let fair_by = if order.fair_by.is_empty() { "none".to_owned() } else { text::list(&order.fair_by) };
-    cells![fair_by, text::duration(order.position_kept.as_ref())]
+    cells![turns(order), text::duration(order.position_kept.as_ref())]
 }

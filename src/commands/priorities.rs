@@ -146,6 +146,11 @@ fn rule_name(rule: &Priority) -> String {
     labels_name(&rule.labels, &rule.each, &rule.name)
 }
 
+/// Returns the name and the values of a rule in one line.
+pub(super) fn written(rule: &Priority) -> (String, String) {
+    (rule_name(rule), format!("default {}s, max {}s", rule.default_priority, rule.max_priority))
+}
+
 fn row(rule: &Priority) -> TableRow {
     let [default, max] = [rule.default_priority, rule.max_priority].map(|seconds| format!("{seconds}s"));
     cells![rule_name(rule), default, max]

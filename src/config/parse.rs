@@ -5,7 +5,7 @@
 use std::{fmt::Display, path::Path, str::FromStr, time::Duration};
 
 use crate::limits_file;
-use rm_model::{limit::Rule, resource::parse_size};
+use rm_model::{limit::LimitReplacement, resource::parse_size};
 
 /// Returns whether a path is set; an empty one counts as unset.
 pub(super) fn is_set(path: &Path) -> bool {
@@ -41,7 +41,7 @@ pub(super) fn ok_or_record<T>(mistakes: &mut Vec<String>, parsed: Result<T, Stri
 const LIMITS_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads the limits in the file of a setting. Returns all mistakes as one text.
-pub fn read_limits(setting: &str, path: &Path) -> Result<Vec<Rule>, String> {
+pub fn read_limits(setting: &str, path: &Path) -> Result<LimitReplacement, String> {
     let name = format!("{setting}: {}", path.display());
     let size = std::fs::metadata(path).map_err(|error| format!("{name}: {error}"))?.len();
     if size > LIMITS_BYTES_MAX {

@@ -140,8 +140,8 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     refused(admin.limits.set_limit(set(limit("bob", 1), Some("another"))).await, "LIMIT_CHANGED");
     let replace = proto::ReplaceLimitsRequest {
         limits: vec![limit("bob", 8), limit("al", 1)],
-        dry_run: false,
         reason: "as agreed".into(),
+        ..Default::default()
     };
     admin.limits.replace_limits(replace).await.unwrap();
     let delete =

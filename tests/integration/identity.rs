@@ -160,6 +160,7 @@ const MATRIX: &str = "
     GetScope            -mvoa      ListUsers          -mvoa      CheckProvider       ---oa
     GetOrder            -mvoa      SetOrder           ----a      ListPriorities      -mvoa
     SetPriority         ----a      DeletePriority     ----a      ListReclaimPolicies -mvoa
+    WithdrawReclaim     ---oa
     SetReclaimPolicy    ----a      DeleteReclaimPolicy ----a      ListReclaims        -mvoa
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 

@@ -268,6 +268,100 @@ async fn limit_replacement_accepts_at_most_10000_limits() {
     assert_eq!(all(&limits, 1000).await.len(), 9_000);
 }
 
+/// A replacement sets the rules of the wait queues that it has, and leaves the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_replacement_sets_rules_of_wait_queues() {
+    let (_database, rm) = start().await;
+    let mut limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let each_user = || vec!["user".to_owned()];
+    let order = proto::Order { fair_by: vec!["creator".to_owned()], position_kept: None };
+    let priority = |default_priority| proto::Priority {
+        each: each_user(),
+        default_priority,
+        max_priority: 60,
+        ..Default::default()
+    };
+    let policy =
+        || proto::ReclaimPolicy { each: each_user(), mode: proto::ReclaimMode::Observe.into(), ..Default::default() };
+    let list = |priorities: &[proto::Priority]| Some(proto::PriorityList { priorities: priorities.to_vec() });
+    let policies = |policies: &[proto::ReclaimPolicy]| Some(proto::ReclaimPolicyList { policies: policies.to_vec() });
+    let first = proto::ReplaceLimitsRequest {
+        order: Some(order.clone()),
+        priorities: list(&[priority(30)]),
+        reclaim_policies: policies(&[policy()]),
+        ..Default::default()
+    };
+    for dry_run in [true, false] {
+        let done =
+            limits.replace_limits(proto::ReplaceLimitsRequest { dry_run, ..first.clone() }).await.unwrap().into_inner();
+        let changed = done.order.unwrap();
+        assert_eq!(
+            [changed.before, changed.after].map(|order| order.unwrap().fair_by),
+            [each_user(), vec!["creator".to_owned()]]
+        );
+        let [priority] = &done.priorities[..] else { panic!("{:?}", done.priorities) };
+        assert_eq!((priority.before.is_none(), priority.after.as_ref().unwrap().default_priority), (true, 30));
+        let [policy] = &done.reclaim_policies[..] else { panic!("{:?}", done.reclaim_policies) };
+        assert_eq!((policy.before.is_none(), policy.after.as_ref().unwrap().per_minute), (true, 60));
+        assert_eq!(rm.client.reclaim_policies().await.unwrap().len(), usize::from(!dry_run));
+    }
+    // The order is not named, and stays; the other rules are replaced.
+    let second = proto::ReplaceLimitsRequest {
+        priorities: list(&[priority(20)]),
+        reclaim_policies: policies(&[]),
+        ..Default::default()
+    };
+    let done = limits.replace_limits(second).await.unwrap().into_inner();
+    assert_eq!((done.order, done.priorities.len(), done.reclaim_policies.len()), (None, 1, 1));
+    let same = limits
+        .replace_limits(proto::ReplaceLimitsRequest { dry_run: true, order: Some(order), ..Default::default() })
+        .await;
+    assert_eq!(same.unwrap().into_inner().order, None);
+    assert_eq!(rm.client.reclaim_policies().await.unwrap(), []);
+
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
+    let actions: Vec<_> = history.iter().map(|line| line.action.as_str()).collect();
+    assert_eq!(actions, ["order_set", "priority_set", "reclaim_policy_set", "priority_set", "reclaim_policy_deleted"]);
+
+    let many = |number: usize| proto::Priority {
+        labels: [("user".to_owned(), format!("u{number}"))].into(),
+        ..Default::default()
+    };
+    let wrong = proto::ReplaceLimitsRequest::default;
+    for (call, field) in [
+        (
+            proto::ReplaceLimitsRequest {
+                order: Some(proto::Order { fair_by: vec!["em".into()], ..Default::default() }),
+                ..wrong()
+            },
+            "order.fair_by",
+        ),
+        (
+            proto::ReplaceLimitsRequest { priorities: list(&[priority(1), priority(2)]), ..wrong() },
+            "priorities.priorities[1]",
+        ),
+        (
+            proto::ReplaceLimitsRequest { priorities: list(&[priority(61)]), ..wrong() },
+            "priorities.priorities[0].default_priority",
+        ),
+        (
+            proto::ReplaceLimitsRequest { priorities: list(&(0..101).map(many).collect::<Vec<_>>()), ..wrong() },
+            "priorities.priorities",
+        ),
+        (
+            proto::ReplaceLimitsRequest {
+                reclaim_policies: policies(&[proto::ReclaimPolicy { mode: 0, ..policy() }]),
+                ..wrong()
+            },
+            "reclaim_policies.policies[0].mode",
+        ),
+    ] {
+        let status = limits.replace_limits(call).await.unwrap_err();
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+    }
+}
+
 /// The deletion of a limit that is still being counted ends the call that set it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_deleted_while_counting_ends_its_call() {

@@ -258,7 +258,9 @@ async fn page_search_suggests_while_typing() {
         browser.press(ENTER).await;
         address_is(&browser, opened).await;
     }
-    // Arrow keys mark another suggestion; Escape closes them.
+    // Arrow keys mark another suggestion; Escape closes them. The page that was opened last takes the focus when it is shown.
+    browser.go(&url).await;
+    browser.shows("#ems .note", "draining").await;
     browser.press("/host1").await;
     browser.shows("#suggestions [aria-selected=true]", "host10").await;
     browser.press(DOWN).await;

@@ -68,6 +68,12 @@ impl RmClient {
         self.make(&calls::REMOVE_WAITING, &message).await.map(drop)
     }
 
+    /// Withdraws a ticket that is chosen for reclaim: its engine stays. Requires an operator.
+    pub async fn withdraw_reclaim(&self, ticket_id: Uuid, reason: &str) -> Result<()> {
+        let message = proto::WithdrawReclaimRequest { ticket_id: ticket_id.to_string(), reason: reason.to_owned() };
+        self.make(&calls::WITHDRAW_RECLAIM, &message).await.map(drop)
+    }
+
     /// Blocks all changes to an EM or a user for a bounded time. Requires an operator.
     pub async fn hold(&self, new: &NewHold) -> Result<ResourceHold> {
         let (em, user) = named(&new.key);

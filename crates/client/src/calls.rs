@@ -123,6 +123,8 @@ calls! {
     FORCE_RELEASE: "AdminService" / "ForceRelease", ForceReleaseRequest => ForceReleaseResponse, SAFE;
     /// A repetition changes nothing.
     REMOVE_WAITING: "AdminService" / "RemoveWaiting", RemoveWaitingRequest => RemoveWaitingResponse, SAFE;
+    /// A repetition changes nothing.
+    WITHDRAW_RECLAIM: "AdminService" / "WithdrawReclaim", WithdrawReclaimRequest => WithdrawReclaimResponse, SAFE;
     /// A repetition restarts the duration.
     HOLD: "AdminService" / "Hold", HoldRequest => HoldResponse, SAFE;
     /// A repetition does not return that the hold existed, or ends a later hold.

@@ -26,7 +26,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Permissions by call. `Own` covers the EMs or users that the caller is bound to. A manager or viewer that is bound to
 /// no user has everything.
 #[rustfmt::skip]
-static TABLE: [AccessRow; 60] = [
+static TABLE: [AccessRow; 61] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -76,6 +76,7 @@ static TABLE: [AccessRow; 60] = [
     row("/linkis.rm.v1.AdminService/Resume",                              [Own, No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/ForceRelease",                        [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/RemoveWaiting",                       [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/WithdrawReclaim",                     [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/Hold",                                [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/ReleaseHold",                         [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/ListHolds",                           [No,  No,     No,    All,     All]),

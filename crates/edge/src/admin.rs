@@ -1,4 +1,4 @@
-//! `AdminService`: audit, repair, adoption, drains, forced releases, removals of waiting requests, and holds.
+//! `AdminService`: audit, repair, adoption, drains, forced releases, removals of waiting requests, withdrawals of chosen tickets, and holds.
 //!
 //! Each method parses its message, checks the call scope, calls one service and converts the result. The edge has
 //! authenticated the caller already. Never: decides or writes; the services do. Caller: the gRPC routes.
@@ -13,7 +13,8 @@ use rm_model::{
     operation::{ForceRelease, Operation, Outcome, RemoveWaiting},
 };
 use rm_service::{
-    audit::AuditService, committer::Committer, error::Error, holds::HoldService, ticket_lookup::TicketLookup,
+    audit::AuditService, committer::Committer, error::Error, holds::HoldService, reclaims::ReclaimService,
+    ticket_lookup::TicketLookup,
 };
 
 use super::{
@@ -29,6 +30,7 @@ pub struct AdminRpc {
     committer: Committer,
     tickets: TicketLookup,
     holds: HoldService,
+    reclaims: ReclaimService,
     /// Timeout of a change whose call states no deadline.
     timeout: Duration,
 }
@@ -40,9 +42,10 @@ impl AdminRpc {
         committer: Committer,
         tickets: TicketLookup,
         holds: HoldService,
+        reclaims: ReclaimService,
         timeout: Duration,
     ) -> Self {
-        Self { audit, committer, tickets, holds, timeout }
+        Self { audit, committer, tickets, holds, reclaims, timeout }
     }
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
@@ -122,6 +125,15 @@ impl AdminRpc {
         }
     }
 
+    async fn withdraw_reclaim(
+        &self,
+        call: Request<proto::WithdrawReclaimRequest>,
+    ) -> Reply<proto::WithdrawReclaimResponse> {
+        let (ticket_id, reason) = convert::operator::withdraw_reclaim(call.get_ref())?;
+        self.reclaims.withdraw(&authenticator::actor(&call), ticket_id, &reason).await?;
+        Ok(proto::WithdrawReclaimResponse {})
+    }
+
     async fn hold(&self, call: Request<proto::HoldRequest>) -> Reply<proto::HoldResponse> {
         let new = convert::operator::hold(call.get_ref().clone())?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
@@ -152,6 +164,7 @@ rpc! {
         resume: ResumeRequest => ResumeResponse,
         force_release: ForceReleaseRequest => ForceReleaseResponse,
         remove_waiting: RemoveWaitingRequest => RemoveWaitingResponse,
+        withdraw_reclaim: WithdrawReclaimRequest => WithdrawReclaimResponse,
         hold: HoldRequest => HoldResponse,
         release_hold: ReleaseHoldRequest => ReleaseHoldResponse,
         list_holds: ListHoldsRequest => ListHoldsResponse,

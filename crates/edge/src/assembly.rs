@@ -31,7 +31,7 @@ use crate::{
 pub fn routes(cell: CellServices, info: ServerInfo) -> Result<Routes<RequestBody>, DescriptorError> {
     let (times, timeout) = (info.times, info.times.request_timeout);
     let CellServices { committer, tickets, limits, .. } = cell;
-    let admin = AdminRpc::new(cell.audit, committer.clone(), tickets.clone(), cell.holds, timeout);
+    let admin = AdminRpc::new(cell.audit, committer.clone(), tickets.clone(), cell.holds, cell.reclaims, timeout);
     let manager =
         ResourceManagerRpc::new(committer, cell.request_resource, cell.heartbeat, tickets, cell.em_goes, times);
     let usage = UsageRpc::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);

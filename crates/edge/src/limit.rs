@@ -81,11 +81,11 @@ impl LimitRpc {
 
     async fn replace_limits(&self, call: Request<proto::ReplaceLimitsRequest>) -> Reply<proto::ReplaceLimitsResponse> {
         let message = call.get_ref();
-        let rules = convert::limit::rules("limits", &message.limits)?;
+        let new = convert::limit::replacement(message)?;
         let by = authenticator::actor_with_reason(&call, &message.reason)?;
         let replaced = match message.dry_run {
-            true => self.limits.replace_dry_run(rules).await?,
-            false => self.limits.replace_and_wait(&by, rules, self.deadline(&call)).await?,
+            true => self.limits.replace_dry_run(new).await?,
+            false => self.limits.replace_and_wait(&by, new, self.deadline(&call)).await?,
         };
         Ok(convert::limit::replaced(&replaced))
     }

@@ -207,6 +207,8 @@ fn is_row_due(row: &Reclaim) -> bool {
 fn part_of(row: &Reclaim, policy: Option<&ReclaimPolicy>, tried: &BTreeSet<Uuid>) -> RowPart {
     match (row.progress, row.request) {
         (ReclaimProgress::Ended { .. } | ReclaimProgress::Busy, _) => RowPart::Withdrawn,
+        (ReclaimProgress::Withdrawn { is_over: true }, _) => RowPart::Withdrawn,
+        (ReclaimProgress::Withdrawn { is_over: false }, _) => RowPart::Staying,
         _ if policy.is_none_or(|policy| policy.mode != row.mode && row.is_recalled()) => RowPart::Withdrawn,
         (ReclaimProgress::Recalled, _) => RowPart::Coming,
         (ReclaimProgress::Unanswered { is_over }, _) => {

@@ -37,6 +37,8 @@ pub enum Action {
     RemovedFromQueue,
     /// A ticket was recalled: its idle engine is to end, because a request waits.
     Recalled,
+    /// An operator withdrew the choice of a ticket for reclaim: its engine stays.
+    ReclaimWithdrawn,
     /// The counters of an EM or a scope were repaired to the sums of the tickets.
     Repaired,
     /// A limit was set.
@@ -77,7 +79,7 @@ pub enum Action {
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -91,6 +93,7 @@ impl Action {
         Self::Ended(TicketEnd::Forced),
         Self::RemovedFromQueue,
         Self::Recalled,
+        Self::ReclaimWithdrawn,
         Self::Repaired,
         Self::LimitSet,
         Self::LimitDeleted,
@@ -123,6 +126,7 @@ impl Action {
             Self::Ended(end) => end.as_str(),
             Self::RemovedFromQueue => "removed_from_queue",
             Self::Recalled => "recalled",
+            Self::ReclaimWithdrawn => "reclaim_withdrawn",
             Self::Repaired => "repaired",
             Self::LimitSet => "limit_set",
             Self::LimitDeleted => "limit_deleted",

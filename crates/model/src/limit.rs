@@ -38,7 +38,7 @@ pub use maximum::{Maximum, MaximumSource};
 pub use pattern_rules::{PatternChange, PatternRule, PatternRules};
 pub use rule::{LabelPattern, Rule, RuleChanges, RulePrecondition, RuleRecord};
 use rule::{RuleSet, check_order};
-pub use usage::{LimitExcess, RuleReplacement, ScopeUsage, sort_fullest};
+pub use usage::{LimitChanges, LimitExcess, LimitReplacement, RuleReplacement, ScopeUsage, sort_fullest};
 
 /// Maximum number of labels in one limit.
 pub const LABELS_MAX: usize = 8;

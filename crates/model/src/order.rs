@@ -22,9 +22,10 @@ use uuid::Uuid;
 
 use super::{
     assessment::BlockedRequest,
+    limit::PatternChange,
     operation::{PlacedRequest, Rejection},
-    priority::Priorities,
-    reclaim::ReclaimPolicies,
+    priority::{Priorities, PriorityRule},
+    reclaim::{ReclaimPolicies, ReclaimPolicy},
     scope::{TicketLabels, USER},
     selector::EmSelector,
     wait_queue::{AssessedPosition, QueuePosition, WaitKey},
@@ -69,6 +70,42 @@ pub struct QueueRules {
     pub priorities: Priorities,
     /// Idle engines that can be taken back.
     pub reclaim: ReclaimPolicies,
+}
+
+/// Rules of the wait queues that a replacement of all limits sets, too. Those it does not have stay as they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueRuleReplacement {
+    /// New order.
+    pub order: Option<QueueOrder>,
+    /// All new priority rules.
+    pub priorities: Option<Priorities>,
+    /// All new reclaim policies.
+    pub reclaim: Option<ReclaimPolicies>,
+}
+
+/// Changed rules of the wait queues.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueRuleChanges {
+    /// Another order: before and after.
+    pub order: Option<(QueueOrder, QueueOrder)>,
+    /// Priority rules.
+    pub priorities: Vec<PatternChange<PriorityRule>>,
+    /// Reclaim policies.
+    pub reclaim: Vec<PatternChange<ReclaimPolicy>>,
+}
+
+impl QueueRules {
+    /// Returns the changes by a replacement.
+    pub fn changes_to(&self, new: &QueueRuleReplacement) -> QueueRuleChanges {
+        let order = new.order.as_ref().filter(|order| **order != self.order);
+        let priorities = new.priorities.as_ref().map(|priorities| self.priorities.changes_to(priorities));
+        let reclaim = new.reclaim.as_ref().map(|reclaim| self.reclaim.changes_to(reclaim));
+        QueueRuleChanges {
+            order: order.map(|order| (self.order.clone(), order.clone())),
+            priorities: priorities.unwrap_or_default(),
+            reclaim: reclaim.unwrap_or_default(),
+        }
+    }
 }
 
 /// Labels by which requests take turns. Without labels, each request has a turn of its own, and requests go in the order in which they enter.

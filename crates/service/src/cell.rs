@@ -43,6 +43,7 @@ use crate::{
     holds::HoldService,
     limits::LimitService,
     overview::OverviewService,
+    reclaims::ReclaimService,
     refusals::RefusalRecorder,
     request_resource::RequestResourceService,
     tasks::InstanceTasks,
@@ -100,6 +101,8 @@ pub struct CellServices {
     pub audit: AuditService,
     /// Resource holds.
     pub holds: HoldService,
+    /// Chosen tickets.
+    pub reclaims: ReclaimService,
     /// Limits and policies.
     pub limits: LimitService,
     /// Reads of EMs, tickets and history.
@@ -184,6 +187,7 @@ impl CellServices {
             em_goes,
             audit,
             holds,
+            reclaims: ReclaimService::new(store.clone()),
             limits,
             usage: UsageQueries::new(store.clone(), liveness.silent_after),
             overviews,

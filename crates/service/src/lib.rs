@@ -6,7 +6,7 @@
 //! Callers: `rm-edge`, and the server of the root package.
 //!
 //! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `read_state` (shared reads).
-//! - Limits and locks: [`limits`], [`holds`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
+//! - Limits and locks: [`limits`], [`holds`], [`reclaims`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
 //! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`]. Failures: [`error`].
 //! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`].
 //! - Infrastructure: [`background`], [`tasks`], [`fair_semaphore`] (fair semaphore), [`single_flight`] (single flight).
@@ -39,6 +39,7 @@ mod lock;
 mod lock_attempts;
 pub mod overview;
 mod read_state;
+pub mod reclaims;
 pub mod refusals;
 pub mod request_resource;
 pub mod single_flight;

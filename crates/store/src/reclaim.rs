@@ -14,7 +14,7 @@ use rm_model::{
     action::Action,
     em::EmInstance,
     name::Name,
-    principal::Principal,
+    principal::{Actor, Principal},
     reclaim::{NewReclaim, Reclaim, ReclaimFor, ReclaimMode, ReclaimProgress},
 };
 
@@ -35,6 +35,9 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(120);
 /// Time after a recall after which a ticket that stayed may be chosen again.
 const OVER_AFTER: Duration = Duration::from_secs(720);
 
+/// Time after a withdrawal after which the ticket may be chosen again.
+const SPARED_FOR: Duration = Duration::from_secs(3600);
+
 /// Returns all rows, the earliest choice first.
 pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreError> {
     let rows = sqlx::query(
@@ -43,6 +46,7 @@ pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreErr
             r.due_time <= clock_timestamp() AS is_due, r.recall_time IS NOT NULL AS was_recalled,
             coalesce(r.recall_time < clock_timestamp() - make_interval(secs => $2), false) AS is_unanswered,
             coalesce(r.recall_time < clock_timestamp() - make_interval(secs => $3), false) AS is_over,
+            r.withdrawn_time < clock_timestamp() - make_interval(secs => $4) AS is_withdrawal_over,
             t.ticket_id IS NOT NULL AS is_live, coalesce(t.idle_since <= r.chosen_time, false) AS is_idle,
             w.ticket_id IS NOT NULL AS is_waiting, w.claim IS NOT NULL AS is_present
         FROM (SELECT * FROM linkis_reclaim ORDER BY chosen_time, ticket_id LIMIT $1) r
@@ -56,6 +60,7 @@ pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreErr
     .bind(i64::try_from(4 * RECLAIMS_MAX).unwrap_or(i64::MAX))
     .bind(ANSWERED_WITHIN.as_secs_f64())
     .bind(OVER_AFTER.as_secs_f64())
+    .bind(SPARED_FOR.as_secs_f64())
     .fetch_all(executor)
     .await?;
     TABLE.parse(&rows, reclaim)
@@ -63,9 +68,11 @@ pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreErr
 
 fn reclaim(row: TableRow<'_>) -> Result<Reclaim, StoreError> {
     let was_recalled = row.get("was_recalled")?;
+    let withdrawal: Option<bool> = row.get("is_withdrawal_over")?;
     let progress = match (row.get("is_live")?, row.get("is_idle")?, was_recalled, row.get("is_unanswered")?) {
         (false, ..) => ReclaimProgress::Ended { was_recalled },
         (true, false, ..) => ReclaimProgress::Busy,
+        _ if let Some(is_over) = withdrawal => ReclaimProgress::Withdrawn { is_over },
         (true, true, false, _) => ReclaimProgress::Chosen { is_due: row.get("is_due")? },
         (true, true, true, false) => ReclaimProgress::Recalled,
         (true, true, true, true) => ReclaimProgress::Unanswered { is_over: row.get("is_over")? },
@@ -182,13 +189,45 @@ pub async fn recall(
     Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
 }
 
+/// Withdraws the choice of a live ticket, with a history line. Returns false if it is not chosen. A repetition changes nothing.
+pub async fn withdraw(
+    connection: &mut PgConnection,
+    ticket_id: Uuid,
+    by: &Actor,
+    reason: &Name,
+) -> Result<bool, StoreError> {
+    let is_chosen = sqlx::query_scalar(
+        r#"-- reclaim::withdraw
+        WITH chosen AS (
+            SELECT r.ticket_id, r.withdrawn_time IS NULL AS is_new FROM linkis_reclaim r WHERE r.ticket_id = $1 FOR UPDATE
+        ), withdrawn AS (
+            UPDATE linkis_reclaim r SET withdrawn_time = clock_timestamp() FROM chosen c WHERE r.ticket_id = c.ticket_id AND c.is_new
+        ), recorded AS (
+            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
+                em_instance, engine_application_name, engine_instance, resource_type, resource, actor, address, reason, action_time)
+            SELECT $2, t.ticket_id, t."user", t.creator, t.engine_type, t.labels, t.em_application_name, t.em_instance,
+                t.engine_application_name, t.engine_instance, t.resource_type, t.user_used_resource, $3, $4, $5, clock_timestamp()
+            FROM linkis_user_resource_meta_data t JOIN chosen c ON c.ticket_id = t.ticket_id AND c.is_new
+        )
+        SELECT EXISTS (SELECT FROM chosen c JOIN linkis_user_resource_meta_data t ON t.ticket_id = c.ticket_id)"#,
+    )
+    .bind(ticket_id)
+    .bind(Action::ReclaimWithdrawn.as_str())
+    .bind(by.as_str())
+    .bind(by.address())
+    .bind(reason.as_str())
+    .fetch_one(connection)
+    .await?;
+    Ok(is_chosen)
+}
+
 /// Returns the recalled tickets whose EMs are to stop their engines.
 pub async fn to_stop(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, Uuid)>, StoreError> {
     let rows = sqlx::query(
         "-- reclaim::to_stop
         SELECT t.em_application_name, t.em_instance, t.ticket_id
         FROM (SELECT * FROM linkis_reclaim
-            WHERE recall_time > clock_timestamp() - make_interval(secs => $3) AND mode = $1 LIMIT $2) r
+            WHERE recall_time > clock_timestamp() - make_interval(secs => $3) AND withdrawn_time IS NULL AND mode = $1 LIMIT $2) r
         CROSS JOIN LATERAL (SELECT t.* FROM linkis_user_resource_meta_data t
             WHERE t.ticket_id = r.ticket_id AND t.idle_since <= r.chosen_time OFFSET 0) t",
     )
@@ -223,6 +262,8 @@ pub struct ListedReclaim {
     pub due_time: OffsetDateTime,
     /// Time of the recall.
     pub recall_time: Option<OffsetDateTime>,
+    /// Time of the withdrawal by an operator.
+    pub withdrawn_time: Option<OffsetDateTime>,
 }
 
 /// Returns up to `limit` live chosen tickets after `after`, by their ids; of `users` if given.
@@ -235,7 +276,7 @@ pub async fn list(
     let rows = sqlx::query(
         r#"-- reclaim::list
         SELECT r.ticket_id, t.em_application_name, t.em_instance, t."user", t.idle_since, r.for_ticket_id, w."user" AS for_user,
-            r.mode, r.chosen_time, r.due_time, r.recall_time
+            r.mode, r.chosen_time, r.due_time, r.recall_time, r.withdrawn_time
         FROM linkis_reclaim r
         CROSS JOIN LATERAL (SELECT * FROM linkis_user_resource_meta_data t WHERE t.ticket_id = r.ticket_id OFFSET 0) t
         LEFT JOIN LATERAL (SELECT w."user" FROM linkis_resource_waiting w WHERE w.ticket_id = r.for_ticket_id OFFSET 0) w ON true
@@ -259,6 +300,7 @@ pub async fn list(
             chosen_time: row.get("chosen_time")?,
             due_time: row.get("due_time")?,
             recall_time: row.get("recall_time")?,
+            withdrawn_time: row.get("withdrawn_time")?,
         })
     })
 }

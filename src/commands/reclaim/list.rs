@@ -50,6 +50,7 @@ fn is_unanswered(recall: &prost_types::Timestamp) -> bool {
 fn row(reclaim: &Reclaim) -> TableRow {
     let state = match (&reclaim.idle_since, &reclaim.recall_time) {
         (None, _) => "busy",
+        _ if reclaim.withdrawn_time.is_some() => "withdrawn",
         (_, Some(recall)) if is_unanswered(recall) => "unanswered",
         (_, Some(_)) => "recalled",
         (_, None) => "chosen",

@@ -195,14 +195,24 @@ fn policy_name(policy: &ReclaimPolicy) -> String {
     labels_name(&policy.labels, &policy.each, &policy.name)
 }
 
-fn row(policy: &ReclaimPolicy) -> TableRow {
-    let mode = match policy.mode() {
+/// Returns the name and the values of a policy in one line.
+pub fn written_policy(policy: &ReclaimPolicy) -> (String, String) {
+    let [idle_after, grace] = [&policy.idle_after, &policy.grace].map(|time| text::duration(time.as_ref()));
+    let times = format!("idle after {idle_after}, grace {grace}, {} per minute", policy.per_minute);
+    (policy_name(policy), format!("{}, {times}", mode(policy)))
+}
+
+fn mode(policy: &ReclaimPolicy) -> &'static str {
+    match policy.mode() {
         ReclaimMode::Unspecified => text::NOTHING,
         ReclaimMode::Off => "off",
         ReclaimMode::Observe => "observe",
         ReclaimMode::Advise => "advise",
         ReclaimMode::Stop => "stop",
-    };
+    }
+}
+
+fn row(policy: &ReclaimPolicy) -> TableRow {
     let [idle_after, grace] = [&policy.idle_after, &policy.grace].map(|time| text::duration(time.as_ref()));
-    cells![policy_name(policy), mode.to_owned(), idle_after, grace, policy.per_minute.to_string()]
+    cells![policy_name(policy), mode(policy).to_owned(), idle_after, grace, policy.per_minute.to_string()]
 }

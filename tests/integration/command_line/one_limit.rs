@@ -70,6 +70,9 @@ async fn limit_export_is_read_by_limit_apply() {
         &["limit", "set", "each user", "--max", "special.gpu=1", "--mode", "advisory"],
         &["limit", "set", "team=data \"science\"", "--max", "cores=7"],
         &["limit", "set", "each creator", "--mode", "off"],
+        &["order", "set", "--fair-by", "creator", "--yes", "--reason", "a test"],
+        &["priority", "set", "creator=IDE", "--default", "30", "--max", "60", "--yes", "--reason", "a test"],
+        &["reclaim", "policy", "set", "each user", "--mode", "observe", "--yes", "--reason", "a test"],
     ] {
         let (code, got) = run(&rm, words);
         assert_eq!(code, 0, "{words:?}: {got}");
@@ -82,8 +85,23 @@ async fn limit_export_is_read_by_limit_apply() {
     let file = file.to_str().unwrap();
     let same = (0, "the limits are those of the file\n".to_owned());
     assert_eq!(run(&rm, &["limit", "diff", file]), same, "{exported}");
-    let (code, got) = run(&rm, &["limit", "delete", "each user", "--yes", "--reason", "a test"]);
-    assert_eq!(code, 0, "{got}");
+    for words in [
+        &["limit", "delete", "each user"][..],
+        &["order", "set", "--fair-by", "none"],
+        &["priority", "set", "creator=IDE", "--default", "20"],
+        &["reclaim", "policy", "delete", "each user"],
+        &["priority", "set", "creator=batch", "--default=-60", "--max", "0"],
+    ] {
+        let (code, got) = run(&rm, &[words, &["--yes", "--reason", "a test"]].concat());
+        assert_eq!(code, 0, "{words:?}: {got}");
+    }
+    let changes = "+ each user: special.gpu=1 advisory\n1 would be added, 0 would be changed, 0 would be removed\n\
+        ~ order: turns by creator, positions kept for 1m0s, was turns by none, positions kept for 1m0s\n\
+        ~ priority creator=IDE: default 30s, max 60s, was default 20s, max 60s\n\
+        - priority creator=batch: default -60s, max 0s\n\
+        + reclaim policy each user: observe, idle after 5m0s, grace 30s, 60 per minute\n\
+        not all scopes were checked: linkis-rm scope list lists the others\n";
+    assert_eq!(run(&rm, &["limit", "diff", file]), (1, changes.to_owned()));
     assert_eq!(run(&rm, &["limit", "apply", file, "--yes", "--reason", "as exported"]).0, 0);
     assert_eq!(run(&rm, &["limit", "export"]), (0, exported));
 }

@@ -97,8 +97,9 @@ async fn limit_change_reads_only_changed_limits() {
         second.stop().await;
         read.push(rules_read(&database).await - before);
     }
+    // Tasks that begin during the changes read all limits once each.
     let of_changes = read[1] - read[0];
-    assert!(of_changes < CHANGES * RULES / 4, "{of_changes} rows for {CHANGES} changes; {} without any", read[0]);
+    assert!(of_changes < CHANGES * RULES / 2, "{of_changes} rows for {CHANGES} changes; {} without any", read[0]);
 }
 
 /// An instance is killed repeatedly during changes of limits. Its uncommitted changes have no effect. The others apply its committed

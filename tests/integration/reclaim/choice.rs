@@ -100,6 +100,14 @@ impl Ecm {
     fn to_stop(&self) -> BTreeSet<Uuid> {
         self.engines.lock().unwrap().to_stop.clone()
     }
+
+    /// Returns the tickets that the next replies name.
+    async fn named_now(&self) -> BTreeSet<Uuid> {
+        self.engines.lock().unwrap().to_stop.clear();
+        let beats = self.beats();
+        eventually("more reports", LONG, async || self.beats() >= beats + 3).await;
+        self.to_stop()
+    }
 }
 
 async fn is_idle(client: &RmClient, ticket_id: Uuid) -> bool {
@@ -346,16 +354,10 @@ async fn unanswered_recall_is_replaced() {
     })
     .await;
     // Replies do not name it any more, and those of no policy name none.
-    let named = async || {
-        ecm.engines.lock().unwrap().to_stop.clear();
-        let beats = ecm.beats();
-        eventually("more reports", LONG, async || ecm.beats() >= beats + 3).await;
-        ecm.to_stop()
-    };
-    eventually("replies name the other one", LONG, async || named().await == [second].into()).await;
+    eventually("replies name the other one", LONG, async || ecm.named_now().await == [second].into()).await;
     rm.client.set_reclaim_policy(&quick(ReclaimMode::Off), "").await.unwrap();
     eventually("all rows leave", LONG, async || rm.client.reclaims().await.unwrap().is_empty()).await;
-    eventually("replies name none", LONG, async || named().await.is_empty()).await;
+    eventually("replies name none", LONG, async || ecm.named_now().await.is_empty()).await;
     drop(call);
 }
 
@@ -442,5 +444,43 @@ async fn engine_on_another_em_ends_for_request_without_em() {
     rm.client.set_reclaim_policy(&quick(ReclaimMode::Stop), "").await.unwrap();
     let ResultResource::Available(grant) = call.await.unwrap() else { panic!("a grant") };
     assert_eq!((grant.em, other.to_stop(), home.to_stop()), (other.em.clone(), [engine].into(), [].into()));
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// An operator withdraws a choice before or after its recall. The engine stays, and another one ends instead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn withdrawn_engine_stays_and_another_one_ends() {
+    let (database, rm) = start().await;
+    let ecm = Ecm::register(&rm.client, "host1", 2, Reaction::Ignores).await;
+    let grace = Duration::from_secs(60);
+    rm.client.set_reclaim_policy(&ReclaimPolicy { grace, ..quick(ReclaimMode::Stop) }, "").await.unwrap();
+    let [first, second] = [ecm.idle_engine("bob", "spark").await, ecm.idle_engine("bob", "spark").await];
+    let call = wait(&rm.client, ecm.request("ann", "sql"));
+    let chosen = async |ticket_id: Uuid| {
+        let is_live = |row: &&proto::Reclaim| row.withdrawn_time.is_none();
+        let rows = rm.client.reclaims().await.unwrap();
+        rows.iter().filter(is_live).map(|row| row.ticket_id.clone()).collect::<Vec<_>>() == [ticket_id.to_string()]
+    };
+    eventually("the longest idle engine is chosen", LONG, async || chosen(first).await).await;
+    let error = rm.client.withdraw_reclaim(second, "a mistake").await.unwrap_err();
+    assert_eq!((error.code(), error.reason()), (Some(tonic::Code::NotFound), Some("NOT_CHOSEN".into())), "{error}");
+    // A repetition changes nothing.
+    for reason in ["a slow start", "again"] {
+        rm.client.withdraw_reclaim(first, reason).await.unwrap();
+    }
+    eventually("the other engine is chosen", LONG, async || chosen(second).await).await;
+    database.execute("UPDATE linkis_reclaim SET due_time = clock_timestamp()").await;
+    eventually("it is recalled", LONG, async || ecm.to_stop() == [second].into()).await;
+    rm.client.withdraw_reclaim(second, "a slow start").await.unwrap();
+    eventually("replies name none", LONG, async || ecm.named_now().await.is_empty()).await;
+    let lines = lines(&rm.client, first).await.into_iter().map(|line| format!("{} {}", line.action, line.reason));
+    assert_eq!(lines.collect::<Vec<_>>(), ["granted ", "inited ", "reclaim_withdrawn a slow start"]);
+    assert_eq!(database.recorded("reclaim_withdrawn").await, 2);
+    let withdrawn = r#"linkis_rm_reclaim_tickets{state="withdrawn"}"#;
+    eventually("both are withdrawn", LONG, async || rm.metric(withdrawn) == 2.0).await;
+    // Later they can be chosen again.
+    database.execute("UPDATE linkis_reclaim SET withdrawn_time = withdrawn_time - interval '3601 seconds'").await;
+    eventually("one is chosen", LONG, async || chosen(first).await).await;
+    drop(call);
     assert_invariants(&database, &rm.client).await;
 }

@@ -100,6 +100,7 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
             C::new(ResourceExhausted, "TOO_MANY_WAITING", names.into_iter().chain(numbers).collect::<Vec<_>>())
         }
         Rejection::NotWaiting(ticket_id) => C::missing("NOT_WAITING", [ticket(*ticket_id)]),
+        Rejection::NotChosen(ticket_id) => C::missing("NOT_CHOSEN", [ticket(*ticket_id)]),
         Rejection::TicketNotFound { ended: Some(ended), .. } => C::missing("TICKET_NOT_FOUND", how_it_ended(ended)),
         Rejection::TicketNotFound { ticket_id, ended: None } => C::missing("TICKET_NOT_FOUND", [ticket(*ticket_id)]),
         Rejection::NoTicketOfEngine(engine) => C::missing("TICKET_NOT_FOUND", engine_names(engine)),

@@ -18,5 +18,6 @@ pub(super) fn message(reclaim: ListedReclaim) -> proto::Reclaim {
         chosen_time: Some(answer::timestamp(reclaim.chosen_time)),
         due_time: Some(answer::timestamp(reclaim.due_time)),
         recall_time: reclaim.recall_time.map(answer::timestamp),
+        withdrawn_time: reclaim.withdrawn_time.map(answer::timestamp),
     }
 }

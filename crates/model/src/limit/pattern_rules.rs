@@ -2,6 +2,8 @@
 //!
 //! "Each" matches any value, and a missing label, too. Callers: `priority` and `reclaim`, and changes of their rules.
 
+use std::collections::BTreeMap;
+
 use crate::{operation::Rejection, scope::TicketLabels};
 
 use super::LabelPattern;
@@ -32,7 +34,7 @@ impl<R> Default for PatternRules<R> {
 }
 
 /// Change of the rule of one pattern.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PatternChange<R> {
     /// Pattern of the rule.
     pub pattern: LabelPattern,
@@ -71,5 +73,26 @@ impl<R: PatternRule> PatternRules<R> {
             (None, Some(_)) if self.0.len() >= R::RULES_MAX => Err(R::too_many()),
             _ => Ok(PatternChange { pattern: pattern.clone(), before: before.cloned(), after: after.cloned() }),
         }
+    }
+
+    /// Returns the changes to `after`, by their patterns.
+    pub fn changes_to(&self, after: &Self) -> Vec<PatternChange<R>>
+    where
+        R: PartialEq,
+    {
+        let mut changes = BTreeMap::new();
+        for rule in &self.0 {
+            changes.insert(rule.pattern(), (Some(rule), None));
+        }
+        for rule in &after.0 {
+            changes.entry(rule.pattern()).or_insert((None, None)).1 = Some(rule);
+        }
+        let changes = changes.into_iter().filter(|(_, (before, after))| before != after);
+        let change = |(pattern, (before, after)): (&LabelPattern, (Option<&R>, Option<&R>))| PatternChange {
+            pattern: pattern.clone(),
+            before: before.cloned(),
+            after: after.cloned(),
+        };
+        changes.map(change).collect()
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{LimitedScope, Rule, RuleChanges, maxima};
 use crate::{
     limit_mode::LimitMode,
+    order::{QueueRuleChanges, QueueRuleReplacement},
     resource::Dimension,
     scope::{Scope, ScopeHoldings, StoredScopeHoldings},
 };
@@ -62,11 +63,29 @@ pub fn sort_fullest(scopes: &mut [ScopeUsage]) {
     scopes.sort_by(|one, other| other.fullness().total_cmp(&one.fullness()).then_with(|| one.scope.cmp(&other.scope)));
 }
 
+/// All rules, and those of the wait queues that are replaced with them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LimitReplacement {
+    /// Rules, with distinct patterns.
+    pub rules: Vec<Rule>,
+    /// Rules of the wait queues.
+    pub queue: QueueRuleReplacement,
+}
+
+/// Changes by a replacement.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LimitChanges {
+    /// Changed rules.
+    pub rules: RuleChanges,
+    /// Changed rules of the wait queues.
+    pub queue: QueueRuleChanges,
+}
+
 /// Effect of replacing all rules.
 #[derive(Debug, Clone)]
 pub struct RuleReplacement {
     /// Changed rules.
-    pub changes: RuleChanges,
+    pub changes: LimitChanges,
     /// Scopes whose use exceeds the new rules.
     pub over: LimitExcess,
     /// Whether all rules decide already; false if tickets must be counted first.

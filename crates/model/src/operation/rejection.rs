@@ -247,6 +247,9 @@ pub enum Rejection {
     /// No request waits under this ticket id.
     #[error("no request waits under the ticket id {0}; ListWaiting returns those that wait")]
     NotWaiting(Uuid),
+    /// The ticket is not chosen for reclaim.
+    #[error("the ticket {0} is not chosen for reclaim; ListReclaims returns those that are")]
+    NotChosen(Uuid),
     /// The ticket is not live, or has another owner.
     #[error("{}", ticket_not_found(*.ticket_id, .ended.as_deref()))]
     TicketNotFound {

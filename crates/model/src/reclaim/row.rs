@@ -23,6 +23,11 @@ pub enum ReclaimProgress {
         /// Whether the ticket may be chosen again.
         is_over: bool,
     },
+    /// An operator has withdrawn the choice: the engine stays.
+    Withdrawn {
+        /// Whether the ticket may be chosen again.
+        is_over: bool,
+    },
     /// Its engine has run a task since the choice.
     Busy,
     /// It has ended.
@@ -81,7 +86,7 @@ text_enum! {
     /// Why the row of a chosen ticket was deleted.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum ReclaimResult {
-        /// Its request does not wait any more or needs it no longer, or its policy has changed.
+        /// Its request does not wait any more or needs it no longer, its policy has changed, or an operator has withdrawn it.
         Withdrawn = "withdrawn",
         /// Its engine runs a task again.
         Busy = "busy",
@@ -104,9 +109,10 @@ impl Reclaim {
             ReclaimProgress::Busy => ReclaimResult::Busy,
             ReclaimProgress::Ended { was_recalled: false } => ReclaimResult::EndedBefore,
             ReclaimProgress::Ended { was_recalled: true } => ReclaimResult::TakenBack,
-            ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled | ReclaimProgress::Unanswered { .. } => {
-                ReclaimResult::Withdrawn
-            }
+            ReclaimProgress::Chosen { .. }
+            | ReclaimProgress::Recalled
+            | ReclaimProgress::Unanswered { .. }
+            | ReclaimProgress::Withdrawn { .. } => ReclaimResult::Withdrawn,
         }
     }
 }

@@ -13,14 +13,21 @@ use std::{
 use crate::v1 as proto;
 use rm_model::{
     limit::{
-        DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule, RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
+        DIMENSIONS_MAX, LABELS_MAX, LabelPattern, LimitChanges, LimitReplacement, PatternChange, Rule,
+        RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
     },
     limit_mode::LimitMode,
     name::{FieldError, Name, check_at_most, check_new, check_new_label, check_text},
-    order::{FAIR_BY_BYTES_MAX, FAIR_BY_MAX, FairBy, POSITION_KEPT, POSITION_KEPT_MAX, POSITION_KEPT_MIN, QueueOrder},
+    order::{
+        FAIR_BY_BYTES_MAX, FAIR_BY_MAX, FairBy, POSITION_KEPT, POSITION_KEPT_MAX, POSITION_KEPT_MIN, QueueOrder,
+        QueueRuleReplacement,
+    },
     policy::{EM_NEW_AFTER, EM_NEW_AFTER_MAX, EM_NEW_AFTER_MIN, Policy, REQUIRED_MAX},
-    priority::PriorityRule,
-    reclaim::{GRACE, IDLE_AFTER, PER_MINUTE, PER_MINUTE_MAX, RECLAIM_TIME_MAX, RECLAIM_TIME_MIN, ReclaimPolicy},
+    priority::{PRIORITY_RULES_MAX, Priorities, PriorityRule},
+    reclaim::{
+        GRACE, IDLE_AFTER, PER_MINUTE, PER_MINUTE_MAX, RECLAIM_POLICIES_MAX, RECLAIM_TIME_MAX, RECLAIM_TIME_MIN,
+        ReclaimPolicies, ReclaimPolicy,
+    },
     resource::{Dimension, parse_size},
     scope::{EM, EM_APPLICATION, NAMESPACE, QUEUE, Scope, ScopeHoldings, Tally},
 };
@@ -140,28 +147,64 @@ pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, Field
     Ok(rule)
 }
 
-/// Parses the complete set of limits in `field`.
+/// Parses a replacement of all limits.
 ///
 /// # Errors
-/// More than [`LIMITS_MAX`] limits, an invalid limit, or two limits with equal labels.
-pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldError> {
-    check_at_most(field, limits.len(), "limits", LIMITS_MAX)?;
-    let (mut rules, mut numbers) = (Vec::with_capacity(limits.len()), BTreeMap::new());
-    for (number, limit) in limits.iter().enumerate() {
-        let rule = new_rule(&format!("{field}[{number}]"), Some(limit))?;
-        if let Some(first) = numbers.insert(rule.pattern.clone(), number) {
-            let problem = format!("has the same labels as {field}[{first}] ({})", rule.pattern);
+/// Too many limits, rules or policies, an invalid one, or two with equal labels.
+pub fn replacement(message: &proto::ReplaceLimitsRequest) -> Result<LimitReplacement, FieldError> {
+    let proto::ReplaceLimitsRequest { limits, order, priorities, reclaim_policies, .. } = message;
+    let (in_priorities, in_policies) = ("priorities.priorities", "reclaim_policies.policies");
+    check_at_most("limits", limits.len(), "limits", LIMITS_MAX)?;
+    let rules = all("limits", limits, new_rule, |rule| &rule.pattern)?;
+    let order = order.as_ref().map(|order| new_order("order", Some(order))).transpose()?;
+    let priorities = priorities.as_ref().map(|list| {
+        check_at_most(in_priorities, list.priorities.len(), "rules", PRIORITY_RULES_MAX)?;
+        all(in_priorities, &list.priorities, new_priority, |rule| &rule.pattern).map(Priorities::new)
+    });
+    let reclaim = reclaim_policies.as_ref().map(|list| {
+        check_at_most(in_policies, list.policies.len(), "policies", RECLAIM_POLICIES_MAX)?;
+        all(in_policies, &list.policies, new_reclaim_policy, |policy| &policy.pattern).map(ReclaimPolicies::new)
+    });
+    let queue = QueueRuleReplacement { order, priorities: priorities.transpose()?, reclaim: reclaim.transpose()? };
+    Ok(LimitReplacement { rules, queue })
+}
+
+/// Parses the elements of the list in `field`, whose patterns must be distinct.
+fn all<M, R>(
+    field: &str,
+    messages: &[M],
+    parse: impl Fn(&str, Option<&M>) -> Result<R, FieldError>,
+    pattern: impl Fn(&R) -> &LabelPattern,
+) -> Result<Vec<R>, FieldError> {
+    let (mut parsed, mut numbers) = (Vec::with_capacity(messages.len()), BTreeMap::new());
+    for (number, message) in messages.iter().enumerate() {
+        let rule = parse(&format!("{field}[{number}]"), Some(message))?;
+        if let Some(first) = numbers.insert(pattern(&rule).clone(), number) {
+            let problem = format!("has the same labels as {field}[{first}] ({})", pattern(&rule));
             return Err(FieldError::new(format!("{field}[{number}]"), problem));
         }
-        rules.push(rule);
+        parsed.push(rule);
     }
-    Ok(rules)
+    Ok(parsed)
+}
+
+/// Converts a replacement of all limits to a message.
+pub fn replacement_message(new: &LimitReplacement) -> proto::ReplaceLimitsRequest {
+    let LimitReplacement { rules, queue: QueueRuleReplacement { order, priorities, reclaim } } = new;
+    let priorities = priorities
+        .as_ref()
+        .map(|rules| proto::PriorityList { priorities: rules.rules().iter().map(priority_message).collect() });
+    let reclaim_policies = reclaim
+        .as_ref()
+        .map(|rules| proto::ReclaimPolicyList { policies: rules.rules().iter().map(reclaim_policy_message).collect() });
+    let (limits, order) = (rules.iter().map(limit).collect(), order.as_ref().map(order_message));
+    proto::ReplaceLimitsRequest { limits, order, priorities, reclaim_policies, ..Default::default() }
 }
 
 /// Converts the result of a replacement, or of its dry run, to a message. Each list has at most 1,000 limits; the
 /// counts are complete.
 pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
-    let RuleReplacement { changes, over, decides } = replaced;
+    let RuleReplacement { changes: LimitChanges { rules: changes, queue }, over, decides } = replaced;
     let first = |rules: &[Rule]| rules.iter().take(NAMED_MAX).map(limit).collect();
     let changed = changes.changed.iter().take(NAMED_MAX);
     let changed =
@@ -178,6 +221,26 @@ pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
         over_limit_count: count(over.count),
         over_limit_partial: over.is_partial,
         state: state(*decides).into(),
+        order: queue.order.as_ref().map(|(before, after)| proto::OrderChange {
+            before: Some(order_message(before)),
+            after: Some(order_message(after)),
+        }),
+        priorities: queue
+            .priorities
+            .iter()
+            .map(|PatternChange { before, after, .. }| proto::PriorityChange {
+                before: before.as_ref().map(priority_message),
+                after: after.as_ref().map(priority_message),
+            })
+            .collect(),
+        reclaim_policies: queue
+            .reclaim
+            .iter()
+            .map(|PatternChange { before, after, .. }| proto::ReclaimPolicyChange {
+                before: before.as_ref().map(reclaim_policy_message),
+                after: after.as_ref().map(reclaim_policy_message),
+            })
+            .collect(),
     }
 }
 

@@ -53,6 +53,11 @@ pub fn remove_waiting(message: &proto::RemoveWaitingRequest) -> Result<(Uuid, Na
     Ok((request::ticket_id("ticket_id", &message.ticket_id)?, Name::parse("reason", &message.reason)?))
 }
 
+/// Parses the withdrawal of a chosen ticket: its id and the required reason.
+pub fn withdraw_reclaim(message: &proto::WithdrawReclaimRequest) -> Result<(Uuid, Name), FieldError> {
+    Ok((request::ticket_id("ticket_id", &message.ticket_id)?, Name::parse("reason", &message.reason)?))
+}
+
 /// Parses the target of a hold: exactly one of an EM and a user.
 pub fn key(em: Option<proto::EmInstance>, user: &str) -> Result<LockKey, FieldError> {
     match (em, user) {

@@ -12,9 +12,13 @@ use tokio::time::Instant;
 
 use crate::{commit::commit, error::Error, lock_attempts::LockAttempts};
 use rm_model::{
-    limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
+    limit::{
+        CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, LimitChanges, LimitReplacement, Rule, RuleChanges,
+        RulePrecondition,
+    },
     name::Name,
-    order::QueueOrder,
+    operation::Rejection,
+    order::{QueueOrder, QueueRuleChanges, QueueRules},
     policy::Policy,
     principal::Actor,
     priority::PriorityRule,
@@ -40,8 +44,8 @@ pub(super) enum FencedChange {
     Set(Rule, RulePrecondition),
     /// Delete the rule of this pattern, if it is as expected.
     Delete(LabelPattern, RulePrecondition),
-    /// Replace all rules.
-    Replace(Vec<Rule>),
+    /// Replace all rules, and those of the wait queues that the replacement has.
+    Replace(LimitReplacement),
     /// Set the policy of an EM kind.
     Policy(Name, Policy),
     /// Set the order of waiting requests.
@@ -63,7 +67,7 @@ pub(super) struct ChangeResult {
     /// History lines of the change.
     pub(super) lines: Vec<LimitAct>,
     /// Rules that differ from before, if all were replaced.
-    pub(super) changes: RuleChanges,
+    pub(super) changes: LimitChanges,
     counted: RecountPlan,
 }
 
@@ -80,7 +84,7 @@ struct RecountPlan {
 impl FencedChange {
     /// Applies the change while batches run, which cannot see it yet.
     async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<ChangeResult, Error> {
-        let mut changes = RuleChanges::default();
+        let mut changes = LimitChanges::default();
         let lines = match self {
             Self::Set(rule, expected) => {
                 let found = limit::records(&mut *connection, [&rule.pattern]).await?;
@@ -100,15 +104,18 @@ impl FencedChange {
                 }
                 delete(connection, slice::from_ref(pattern)).await?
             }
-            Self::Replace(rules) => {
-                changes = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
-                let gone: Vec<LabelPattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
-                let changed = changes.changed.iter().map(|(before, after)| (after, Some(before)));
-                let new: Vec<_> = changes.added.iter().map(|rule| (rule, None)).chain(changed).collect();
+            Self::Replace(LimitReplacement { rules, queue }) => {
+                changes.rules = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
+                let RuleChanges { added, changed, removed } = &changes.rules;
+                let gone: Vec<LabelPattern> = removed.iter().map(|rule| rule.pattern.clone()).collect();
+                let changed = changed.iter().map(|(before, after)| (after, Some(before)));
+                let new: Vec<_> = added.iter().map(|rule| (rule, None)).chain(changed).collect();
                 let mut lines = delete(connection, &gone).await?;
                 let rules: Vec<Rule> = new.iter().map(|(rule, _)| (*rule).clone()).collect();
                 limit::upsert(connection, &rules, &by.principal).await?;
                 lines.extend(new.into_iter().map(|(rule, before)| LimitAct::Set(rule.clone(), before.cloned())));
+                changes.queue = queue_rules(&mut *connection).await?.changes_to(queue);
+                lines.extend(set_queue_rules(connection, &changes.queue).await?);
                 lines
             }
             Self::Policy(kind, policy) => {
@@ -116,15 +123,14 @@ impl FencedChange {
                 policy::upsert(connection, kind, policy).await?;
                 vec![LimitAct::Policy(kind.clone(), policy.clone(), before)]
             }
-            Self::Order(order) => {
-                let before = queue_order::read(&mut *connection).await?;
-                queue_order::replace(connection, order).await?;
-                vec![LimitAct::Order(order.clone(), before)]
+            Self::Order(_)
+            | Self::SetPriority(_)
+            | Self::DeletePriority(_)
+            | Self::SetReclaimPolicy(_)
+            | Self::DeleteReclaimPolicy(_) => {
+                let change = self.of_queue_rules(&queue_rules(&mut *connection).await?)?;
+                set_queue_rules(connection, &change).await?
             }
-            Self::SetPriority(rule) => set_priority(connection, &rule.pattern, Some(rule)).await?,
-            Self::DeletePriority(pattern) => set_priority(connection, pattern, None).await?,
-            Self::SetReclaimPolicy(policy) => set_reclaim_policy(connection, &policy.pattern, Some(policy)).await?,
-            Self::DeleteReclaimPolicy(pattern) => set_reclaim_policy(connection, pattern, None).await?,
             Self::Decide(counted) => {
                 let lines = switch(connection, counted).await?;
                 return Ok(ChangeResult { lines, ..ChangeResult::default() });
@@ -132,6 +138,22 @@ impl FencedChange {
         };
         let counted = reconcile(connection, &lines).await?;
         Ok(ChangeResult { lines, changes, counted })
+    }
+
+    /// Returns the change of one rule of the wait queues.
+    fn of_queue_rules(&self, before: &QueueRules) -> Result<QueueRuleChanges, Rejection> {
+        let mut changes = QueueRuleChanges::default();
+        match self {
+            Self::Order(order) => changes.order = Some((before.order.clone(), order.clone())),
+            Self::SetPriority(rule) => changes.priorities.push(before.priorities.change(&rule.pattern, Some(rule))?),
+            Self::DeletePriority(pattern) => changes.priorities.push(before.priorities.change(pattern, None)?),
+            Self::SetReclaimPolicy(policy) => {
+                changes.reclaim.push(before.reclaim.change(&policy.pattern, Some(policy))?)
+            }
+            Self::DeleteReclaimPolicy(pattern) => changes.reclaim.push(before.reclaim.change(pattern, None)?),
+            Self::Set(..) | Self::Delete(..) | Self::Replace(_) | Self::Policy(..) | Self::Decide(_) => {}
+        }
+        Ok(changes)
     }
 }
 
@@ -201,32 +223,40 @@ async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) -> Res
     Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitAct::Deleted).collect())
 }
 
-/// Sets or deletes a priority rule.
-async fn set_priority(
-    connection: &mut PgConnection,
-    pattern: &LabelPattern,
-    after: Option<&PriorityRule>,
-) -> Result<Vec<LimitAct>, Error> {
-    let change = queue_priority::read(&mut *connection).await?.change(pattern, after)?;
-    match after {
-        Some(rule) => queue_priority::upsert(connection, rule).await?,
-        None => queue_priority::delete(connection, pattern).await?,
-    }
-    Ok(vec![LimitAct::Priority(change)])
+/// Reads the rules of the wait queues.
+async fn queue_rules(connection: &mut PgConnection) -> Result<QueueRules, StoreError> {
+    Ok(QueueRules {
+        order: queue_order::read(&mut *connection).await?,
+        priorities: queue_priority::read(&mut *connection).await?,
+        reclaim: reclaim_policy::read(connection).await?,
+    })
 }
 
-/// Sets or deletes a reclaim policy.
-async fn set_reclaim_policy(
+/// Changes rules of the wait queues. Returns the lines of the changes.
+async fn set_queue_rules(
     connection: &mut PgConnection,
-    pattern: &LabelPattern,
-    after: Option<&ReclaimPolicy>,
-) -> Result<Vec<LimitAct>, Error> {
-    let change = reclaim_policy::read(&mut *connection).await?.change(pattern, after)?;
-    match after {
-        Some(policy) => reclaim_policy::upsert(connection, policy).await?,
-        None => reclaim_policy::delete(connection, pattern).await?,
+    changes: &QueueRuleChanges,
+) -> Result<Vec<LimitAct>, StoreError> {
+    let mut lines = Vec::new();
+    if let Some((before, after)) = &changes.order {
+        queue_order::replace(&mut *connection, after).await?;
+        lines.push(LimitAct::Order(after.clone(), before.clone()));
     }
-    Ok(vec![LimitAct::ReclaimPolicy(change)])
+    for change in &changes.priorities {
+        match &change.after {
+            Some(rule) => queue_priority::upsert(&mut *connection, rule).await?,
+            None => queue_priority::delete(&mut *connection, &change.pattern).await?,
+        }
+        lines.push(LimitAct::Priority(change.clone()));
+    }
+    for change in &changes.reclaim {
+        match &change.after {
+            Some(policy) => reclaim_policy::upsert(&mut *connection, policy).await?,
+            None => reclaim_policy::delete(&mut *connection, &change.pattern).await?,
+        }
+        lines.push(LimitAct::ReclaimPolicy(change.clone()));
+    }
+    Ok(lines)
 }
 
 /// Activates counted label sets in place of those that counted the same labels.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 use rm_model::{
-    limit::{LimitExcess, Limits, Rule, RuleChanges, RuleReplacement, ScopeUsage},
+    limit::{LimitChanges, LimitExcess, LimitReplacement, Limits, RuleChanges, RuleReplacement, ScopeUsage},
     principal::Actor,
 };
 use rm_store::{label_resource, session::within_timeout};
@@ -17,13 +17,13 @@ use rm_telemetry::cause;
 use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
 
 impl LimitService {
-    /// Replaces all rules by `rules`, which have distinct patterns. Rules with new labels decide when all tickets are counted.
+    /// Replaces all rules, and those of the wait queues that `new` has. Rules with new labels decide when all tickets are counted.
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
     #[boxed]
-    pub async fn replace(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
-        Ok(self.change(by, deadline, &FencedChange::Replace(rules)).await?.changes)
+    pub async fn replace(&self, by: &Actor, new: LimitReplacement, deadline: Instant) -> Result<LimitChanges, Error> {
+        Ok(self.change(by, deadline, &FencedChange::Replace(new)).await?.changes)
     }
 
     /// Replaces all rules as [`LimitService::replace`] does, and waits until all of them decide.
@@ -34,10 +34,10 @@ impl LimitService {
     pub async fn replace_and_wait(
         &self,
         by: &Actor,
-        rules: Vec<Rule>,
+        new: LimitReplacement,
         deadline: Instant,
     ) -> Result<RuleReplacement, Error> {
-        let changes = self.replace(by, rules, deadline).await?;
+        let changes = self.replace(by, new, deadline).await?;
         let standing = async {
             let decides = self.until_counted(deadline).await?;
             let mut connection = self.store.operators().acquire().await?;
@@ -61,10 +61,14 @@ impl LimitService {
     /// # Errors
     /// Database errors.
     #[boxed]
-    pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<RuleReplacement, Error> {
+    pub async fn replace_dry_run(&self, new: LimitReplacement) -> Result<RuleReplacement, Error> {
+        let LimitReplacement { rules, queue } = new;
         let mut connection = self.store.operators().acquire().await?;
         let limits = within_timeout(self.current(&mut connection)).await?;
-        let changes = RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules);
+        let changes = LimitChanges {
+            rules: RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules),
+            queue: limits.queue_rules().changes_to(&queue),
+        };
         let limits = limits.with_rules(rules);
         let over = over_any(&mut connection, &limits).await?;
         Ok(RuleReplacement { changes, over, decides: limits.rules().all(|(_, decides)| decides) })

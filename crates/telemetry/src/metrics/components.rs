@@ -317,6 +317,8 @@ text_enum! {
         Recalled = "recalled",
         /// Its engine is still idle some time later.
         Unanswered = "unanswered",
+        /// An operator has withdrawn the choice.
+        Withdrawn = "withdrawn",
     }
 }
 
@@ -327,6 +329,7 @@ impl ReclaimMetrics {
             ReclaimProgress::Chosen { .. } => Some(ReclaimState::Chosen),
             ReclaimProgress::Recalled => Some(ReclaimState::Recalled),
             ReclaimProgress::Unanswered { .. } => Some(ReclaimState::Unanswered),
+            ReclaimProgress::Withdrawn { .. } => Some(ReclaimState::Withdrawn),
             ReclaimProgress::Busy | ReclaimProgress::Ended { .. } => None,
         };
         for shown in ReclaimState::ALL {

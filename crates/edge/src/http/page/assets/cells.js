@@ -96,6 +96,7 @@ export const ticketColumns = [
 ];
 
 const ending = (row) => {
+  if (row.withdrawn_time) return "withdrawn";
   if (row.mode === "RECLAIM_MODE_OBSERVE") return "only observed";
   return row.recall_time ? ["recalled ", ago(row.recall_time), " ago"] : ["in ", left(row.due_time)];
 };

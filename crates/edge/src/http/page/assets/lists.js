@@ -173,7 +173,7 @@ const ACTIONS = {
   EMs: ["registered", "resized", "unregistered", "lost", "drained", "resumed", "held", "hold_ended"],
   limits: ["limit_set", "limit_deleted", "limits_in_force", "policy_set", "order_set", "priority_set", "priority_deleted",
     "reclaim_policy_set", "reclaim_policy_deleted"],
-  repairs: ["repaired", "forced", "removed_from_queue", "adopted"],
+  repairs: ["repaired", "forced", "removed_from_queue", "reclaim_withdrawn", "adopted"],
   ends: ["released", "forced", "expired", "unregistered", "lost", "recalled"],
 };
 
