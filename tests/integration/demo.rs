@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use rm_model::ticket::{Ticket, TicketState};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{command_line::program, harness::*, identity::token};
@@ -78,6 +79,9 @@ async fn demo_interrupted_removes_its_objects() {
     await_demo(&rm).await;
     let tickets = rm.client.tickets(None).await.unwrap();
     assert!(tickets.iter().all(|ticket| ticket.user.as_str().starts_with("demo-")), "{tickets:?}");
+    let is_idle = |ticket: &Ticket| matches!(ticket.state, TicketState::Used { idle_since: Some(_), .. });
+    let idle = || async { rm.client.tickets(None).await.unwrap().iter().any(is_idle) };
+    eventually("an engine is idle", PATIENCE, idle).await;
     let ended = tokio::task::spawn_blocking(|| demo.interrupt()).await.unwrap();
     assert_eq!(ended.status.code(), Some(0), "{}", text_of(&ended));
     assert!(text_of(&ended).ends_with("removed 12 EMs and 3 limits of the demo\n"), "{}", text_of(&ended));

@@ -79,6 +79,7 @@ async fn page_content_equals_service_state() {
         ("#waiting .note", "1, longest"),
         ("#waiting", HOSTILE),
         ("#waiting", "host1"),
+        ("#waiting", "has its turn"),
         ("#locked", HOSTILE),
         ("#actions", "drained"),
         ("#fullest", "user=bob"),

@@ -8,6 +8,7 @@ use rm_model::{
 use crate::harness::*;
 
 mod choice;
+mod kills;
 mod page;
 mod policies;
 mod size;

@@ -133,8 +133,17 @@ impl DemoEngine {
         Duration::from_secs(1 + (self.number % 3) as u64)
     }
 
-    /// Returns the time between the confirmation and the release: 20 to 80 s.
-    pub fn run_time(self) -> Duration {
+    /// Returns the time for which the engine runs a task: 14 to 54 s.
+    pub fn work_time(self) -> Duration {
+        self.run_time() * 2 / 3
+    }
+
+    /// Returns the time between its last task and the release: 7 to 27 s.
+    pub fn idle_time(self) -> Duration {
+        self.run_time() / 3
+    }
+
+    fn run_time(self) -> Duration {
         Duration::from_secs(20 + (self.number * 7 % 61) as u64)
     }
 

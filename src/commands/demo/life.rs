@@ -3,6 +3,7 @@
 //! A failed call ends its engine; the service then ends the ticket. Never: repeats a call. Caller: `demo`.
 
 use std::{
+    collections::HashSet,
     future::Future,
     io,
     sync::{
@@ -22,6 +23,7 @@ use uuid::Uuid;
 
 use crate::commands::{error::CommandFailure, output::Printer};
 use rm_client::{ApiCall, calls};
+use rm_edge::convert::request;
 use rm_proto::v1::{
     AvailableResource, DrainRequest, EmInstance, HeartbeatRequest, ResourceInitedRequest, ResourceReleasedRequest,
     ResumeRequest, request_resource_response::Result as Outcome,
@@ -76,6 +78,7 @@ pub async fn run(
         client: Arc::clone(client),
         tickets: ems.iter().map(|_| Mutex::default()).collect(),
         ems,
+        idle: Mutex::default(),
         counts: DemoCounts::default(),
     });
     tokio::select! {
@@ -94,6 +97,8 @@ struct DemoCluster {
     ems: Vec<RegisteredEm>,
     /// Used tickets of each EM, in the order of `ems`; the EM reports them.
     tickets: Vec<Mutex<Vec<Uuid>>>,
+    /// Those of them whose engines run no task.
+    idle: Mutex<HashSet<Uuid>>,
     counts: DemoCounts,
 }
 
@@ -141,7 +146,11 @@ async fn run_engine(cluster: Arc<DemoCluster>, engine: DemoEngine) {
         return;
     }
     let listed = cluster.list_ticket(&em, &grant.ticket_id);
-    sleep(engine.run_time()).await;
+    sleep(engine.work_time()).await;
+    if let Some(listed) = &listed {
+        lock(&cluster.idle).insert(listed.ticket);
+    }
+    sleep(engine.idle_time()).await;
     drop(listed);
     let released = ResourceReleasedRequest {
         ticket_id: grant.ticket_id,
@@ -161,6 +170,10 @@ async fn send_reports(cluster: &DemoCluster) {
         for (number, em) in cluster.ems.iter().enumerate() {
             ticks.tick().await;
             let tickets = lock(&cluster.tickets[number]).clone();
+            let idle: Vec<Uuid> = {
+                let idle = lock(&cluster.idle);
+                tickets.iter().filter(|ticket| idle.contains(*ticket)).copied().collect()
+            };
             let report = HeartbeatRequest {
                 em: Some(em.instance.clone()),
                 epoch: em.epoch,
@@ -169,7 +182,7 @@ async fn send_reports(cluster: &DemoCluster) {
                 load: Some(cluster::load(tickets.len(), sequence)),
                 ticket_ids: tickets.iter().flat_map(|ticket| ticket.into_bytes()).collect(),
                 observed: Vec::new(),
-                idle: Vec::new(),
+                idle: request::marks(&tickets, &idle),
             };
             cluster.call(&calls::HEARTBEAT, &report).await;
         }
@@ -260,6 +273,7 @@ struct ListedTicketGuard {
 impl Drop for ListedTicketGuard {
     fn drop(&mut self) {
         lock(&self.cluster.tickets[self.number]).retain(|ticket| *ticket != self.ticket);
+        lock(&self.cluster.idle).remove(&self.ticket);
     }
 }
 

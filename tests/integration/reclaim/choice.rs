@@ -97,7 +97,7 @@ impl Ecm {
         self.engines.lock().unwrap().beats
     }
 
-    fn to_stop(&self) -> BTreeSet<Uuid> {
+    pub fn to_stop(&self) -> BTreeSet<Uuid> {
         self.engines.lock().unwrap().to_stop.clone()
     }
 

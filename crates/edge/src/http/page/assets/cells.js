@@ -112,12 +112,18 @@ export const reclaimColumns = [
 
 const entry = ({ scope: key, ahead }) => element("div", {}, wait(key), muted(Number(ahead) > 0 ? ` after ${number(ahead)}` : " next"));
 
+const headStart = (seconds) => `${seconds > 0 ? "+" : "−"}${Math.abs(seconds)} s`;
+
+// Why the request is where it is: its turn, and its head start.
+const order = (row) => [row.has_turn ? "has its turn" : "behind an own request", row.priority ? `, ${headStart(row.priority)}` : ""].join("");
+
 // `first` is the position of the first row over all wait queues, undefined where it is not known.
 export const waitingColumns = (first) => [
   ...(first === undefined ? [] : [{ name: "#", class: "n", of: (row) => number(first + row.place) }]),
   { name: "user", class: "text", of: userAndCreator },
   { name: "wants", class: "text wide", of: (row) => resource(row.resource) },
   { name: "waits for", class: "text", of: (row) => (row.kept_until ? muted("its caller to come back") : row.entries.map(entry)) },
+  { name: "order", class: "text wide", of: (row) => order(row) },
   { name: "for", class: "n", of: (row) => ago(row.waiting_since) },
   { name: "time left", class: "n wide", of: (row) => left(row.wait_until) },
 ];
