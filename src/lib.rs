@@ -110,7 +110,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
     let traces =
         config.telemetry.traces.map(|settings| TraceExport::start(settings, server.instance_id())).transpose()?;
     if let Some(new) = config.limits {
-        let limits = new.rules.len();
+        let limits = new.rules.as_ref().map(Vec::len);
         let LimitChanges { rules, queue } = server.replace_limits(new).await?;
         let (added, changed, removed) = (rules.added.len(), rules.changed.len(), rules.removed.len());
         let queue_rules = usize::from(queue.order.is_some()) + queue.priorities.len() + queue.reclaim.len();

@@ -28,7 +28,7 @@
 //! per_minute = 60
 //! ```
 //!
-//! A section that the file does not have stays as it is: `priority = []` deletes all priority rules.
+//! A section that the file does not have stays as it is: `limit = []` deletes all limits.
 //!
 //! A file is accepted or rejected as a whole, and all its mistakes are reported. In a limit with TOML errors, only the
 //! first one is reported, because the rest is ambiguous. Callers: the server at its start, and the `limit` commands. Submodule: `written`, the text of a
@@ -61,7 +61,7 @@ pub use written::text;
 #[error("{}", .0.iter().map(|(line, text)| format!("line {line}: {text}")).collect::<Vec<_>>().join("\n"))]
 pub struct LimitsFileError(pub Vec<(usize, String)>);
 
-/// Parses the limits of a file, in their order. A file without limits is valid.
+/// Parses the limits of a file, in their order. A file without any section is valid.
 ///
 /// # Errors
 /// All mistakes: TOML errors, invalid limits, and duplicate label patterns.
@@ -186,7 +186,7 @@ impl LimitsReader {
             priorities: has(Section::Priority).then(|| Priorities::new(priorities)),
             reclaim: has(Section::Reclaim).then(|| ReclaimPolicies::new(reclaim)),
         };
-        LimitReplacement { rules, queue }
+        LimitReplacement { rules: has(Section::Limit).then_some(rules), queue }
     }
 
     /// Returns whether the text from here to the next table is valid TOML; records a mistake otherwise.

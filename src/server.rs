@@ -304,7 +304,7 @@ impl Server {
         Ok(Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http, page })
     }
 
-    /// Replaces all limits, and the rules of the wait queues that `new` has.
+    /// Replaces all rules of the kinds that `new` has.
     ///
     /// # Errors
     /// Errors of [`LimitService::replace`].

@@ -55,7 +55,7 @@ pub enum LimitCommand {
     /// Print the changes that a limits file would make. Exit code 0 without changes, 1 with changes.
     #[command(after_help = end("limit diff limits.toml", &calls::REPLACE_LIMITS))]
     Diff(DiffLimitsCommand),
-    /// Replace all limits with those of a file, and its order, priorities and reclaim policies.
+    /// Replace all limits with those of a file, as the order, the priorities and the reclaim policies that it has.
     #[command(after_help = end("limit apply limits.toml --reason \"as agreed\"", &calls::REPLACE_LIMITS))]
     Apply(ApplyLimitsCommand),
     /// Delete a limit. Exit code 1 if there is none.
@@ -189,7 +189,9 @@ impl ExportLimitsCommand {
             priorities: Some(Priorities::new(priorities.collect::<Result<Vec<_>, _>>()?)),
             reclaim: Some(ReclaimPolicies::new(policies.collect::<Result<Vec<_>, _>>()?)),
         };
-        OutputArguments::default().printer().print(&limits_file::text(&LimitReplacement { rules, queue }))?;
+        OutputArguments::default()
+            .printer()
+            .print(&limits_file::text(&LimitReplacement { rules: Some(rules), queue }))?;
         Ok(CommandReply::Yes)
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 fn limits_file_is_parsed() {
     let text = "# Each.\n[[limit]]\neach = ['user']\nmax = { instances = 10, \"special.gpu\" = 0 }\n[[limit]]\n\
         max.memory = '1k'\nmax.cores = 0x10\n[limit.labels]\nuser = 'hadoop'\ncreator = 'IDE'\n[[limit]]\neach = ['creator']\nmode = 'off'\n";
-    let rules = parse(text).unwrap().rules.into_iter();
+    let rules = parse(text).unwrap().rules.unwrap().into_iter();
     let shown: Vec<_> = rules.map(|rule| format!("{} {} {:?}", rule.pattern, rule.mode.as_str(), rule.max)).collect();
     assert_eq!(shown[0], "each user enforced {Instances: 10, Custom(\"gpu\"): 0}");
     assert_eq!(shown[1..], ["creator=IDE,user=hadoop enforced {Memory: 1024, Cores: 16}", "each creator off {}"]);
@@ -31,7 +31,7 @@ fn rules_of_wait_queues_are_read_as_written() {
     let new = parse(lines).unwrap();
     assert_eq!(text(&new), lines);
     assert!(new.queue.order.is_some() && new.queue.priorities.is_some() && new.queue.reclaim.is_some());
-    let none = "priority = []\nreclaim = []\n[order]\nfair_by = []\nposition_kept = \"0s\"\n";
+    let none = "limit = []\npriority = []\nreclaim = []\n[order]\nfair_by = []\nposition_kept = \"0s\"\n";
     assert_eq!(text(&parse(none).unwrap()), none);
     let shortest = "[order]\n[[priority]]\neach = ['user']\n[[reclaim]]\neach = ['user']\nmode = 'off'\n";
     let QueueRuleReplacement { order, priorities, reclaim } = parse(shortest).unwrap().queue;

@@ -24,13 +24,14 @@ pub fn text(new: &LimitReplacement) -> String {
     let is_empty = |section: Section, is_empty: bool| {
         if is_empty { format!("{} = []\n", section.name()) } else { String::new() }
     };
+    text += &is_empty(Section::Limit, rules.as_ref().is_some_and(Vec::is_empty));
     text += &is_empty(Section::Priority, priorities.as_ref().is_some_and(|rules| rules.rules().is_empty()));
     text += &is_empty(Section::Reclaim, reclaim.as_ref().is_some_and(|rules| rules.rules().is_empty()));
     if let Some(QueueOrder { fair_by, position_kept }) = order {
         let labels = fair_by.labels().map(quoted).collect::<Vec<_>>().join(", ");
         text += &format!("[order]\nfair_by = [{labels}]\nposition_kept = {}\n", written(*position_kept));
     }
-    for Rule { pattern, max, mode } in rules {
+    for Rule { pattern, max, mode } in rules.iter().flatten() {
         let max = max.iter();
         let max =
             max.map(|(dimension, amount)| format!("{} = {}", quoted(&dimension.key()), exact(dimension, *amount)));

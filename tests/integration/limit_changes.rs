@@ -305,14 +305,17 @@ async fn limit_replacement_sets_rules_of_wait_queues() {
         assert_eq!((policy.before.is_none(), policy.after.as_ref().unwrap().per_minute), (true, 60));
         assert_eq!(rm.client.reclaim_policies().await.unwrap().len(), usize::from(!dry_run));
     }
-    // The order is not named, and stays; the other rules are replaced.
+    // The order is not named, and stays, as the limits do; the other rules are replaced.
+    set(&limits, limit(None, 5), None).await.unwrap();
     let second = proto::ReplaceLimitsRequest {
+        keep_limits: true,
         priorities: list(&[priority(20)]),
         reclaim_policies: policies(&[]),
         ..Default::default()
     };
     let done = limits.replace_limits(second).await.unwrap().into_inner();
     assert_eq!((done.order, done.priorities.len(), done.reclaim_policies.len()), (None, 1, 1));
+    assert_eq!((done.removed_count, all(&limits, 10).await.len()), (0, 1));
     let same = limits
         .replace_limits(proto::ReplaceLimitsRequest { dry_run: true, order: Some(order), ..Default::default() })
         .await;
@@ -321,7 +324,8 @@ async fn limit_replacement_sets_rules_of_wait_queues() {
 
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
-    let actions: Vec<_> = history.iter().map(|line| line.action.as_str()).collect();
+    let actions = history.iter().map(|line| line.action.as_str()).filter(|action| !action.starts_with("limit"));
+    let actions: Vec<_> = actions.collect();
     assert_eq!(actions, ["order_set", "priority_set", "reclaim_policy_set", "priority_set", "reclaim_policy_deleted"]);
 
     let many = |number: usize| proto::Priority {
@@ -330,6 +334,7 @@ async fn limit_replacement_sets_rules_of_wait_queues() {
     };
     let wrong = proto::ReplaceLimitsRequest::default;
     for (call, field) in [
+        (proto::ReplaceLimitsRequest { keep_limits: true, limits: vec![limit(None, 1)], ..wrong() }, "keep_limits"),
         (
             proto::ReplaceLimitsRequest {
                 order: Some(proto::Order { fair_by: vec!["em".into()], ..Default::default() }),

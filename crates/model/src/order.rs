@@ -72,7 +72,7 @@ pub struct QueueRules {
     pub reclaim: ReclaimPolicies,
 }
 
-/// Rules of the wait queues that a replacement of all limits sets, too. Those it does not have stay as they are.
+/// Rules of the wait queues in a [`crate::limit::LimitReplacement`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueRuleReplacement {
     /// New order.

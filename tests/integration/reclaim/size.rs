@@ -67,8 +67,10 @@ async fn many_requests_choose_different_tickets() {
     let all = i64::try_from(engines / EMS * EMS).unwrap();
     eventually("all are idle", Duration::from_secs(120), async || database.count(idle).await == all).await;
     let mut waiting = JoinSet::new();
+    // A connection carries 1024 calls.
+    let clients: Vec<RmClient> = (0..=requests / 1000).map(|_| client(&rm.address)).collect();
     for number in 0..requests {
-        let (client, em) = (rm.client.clone(), ems[number % EMS].0.clone());
+        let (client, em) = (clients[number / 1000].clone(), ems[number % EMS].0.clone());
         let wait_timeout = Duration::from_secs(600);
         let request = request(&em, &format!("waiting{number}"), load(1, 1, 1));
         waiting.spawn(async move { client.request_resource(&ResourceRequest { wait_timeout, ..request }).await });

@@ -63,11 +63,11 @@ pub fn sort_fullest(scopes: &mut [ScopeUsage]) {
     scopes.sort_by(|one, other| other.fullness().total_cmp(&one.fullness()).then_with(|| one.scope.cmp(&other.scope)));
 }
 
-/// All rules, and those of the wait queues that are replaced with them.
+/// Rules of each kind that replace all others. Those it does not have stay as they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LimitReplacement {
-    /// Rules, with distinct patterns.
-    pub rules: Vec<Rule>,
+    /// Limits, with distinct patterns.
+    pub rules: Option<Vec<Rule>>,
     /// Rules of the wait queues.
     pub queue: QueueRuleReplacement,
 }

@@ -152,9 +152,12 @@ pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, Field
 /// # Errors
 /// Too many limits, rules or policies, an invalid one, or two with equal labels.
 pub fn replacement(message: &proto::ReplaceLimitsRequest) -> Result<LimitReplacement, FieldError> {
-    let proto::ReplaceLimitsRequest { limits, order, priorities, reclaim_policies, .. } = message;
+    let proto::ReplaceLimitsRequest { limits, order, priorities, reclaim_policies, keep_limits, .. } = message;
     let (in_priorities, in_policies) = ("priorities.priorities", "reclaim_policies.policies");
     check_at_most("limits", limits.len(), "limits", LIMITS_MAX)?;
+    if *keep_limits && !limits.is_empty() {
+        return Err(FieldError::new("keep_limits", "must not be set besides limits"));
+    }
     let rules = all("limits", limits, new_rule, |rule| &rule.pattern)?;
     let order = order.as_ref().map(|order| new_order("order", Some(order))).transpose()?;
     let priorities = priorities.as_ref().map(|list| {
@@ -166,7 +169,7 @@ pub fn replacement(message: &proto::ReplaceLimitsRequest) -> Result<LimitReplace
         all(in_policies, &list.policies, new_reclaim_policy, |policy| &policy.pattern).map(ReclaimPolicies::new)
     });
     let queue = QueueRuleReplacement { order, priorities: priorities.transpose()?, reclaim: reclaim.transpose()? };
-    Ok(LimitReplacement { rules, queue })
+    Ok(LimitReplacement { rules: (!keep_limits).then_some(rules), queue })
 }
 
 /// Parses the elements of the list in `field`, whose patterns must be distinct.
@@ -197,8 +200,9 @@ pub fn replacement_message(new: &LimitReplacement) -> proto::ReplaceLimitsReques
     let reclaim_policies = reclaim
         .as_ref()
         .map(|rules| proto::ReclaimPolicyList { policies: rules.rules().iter().map(reclaim_policy_message).collect() });
-    let (limits, order) = (rules.iter().map(limit).collect(), order.as_ref().map(order_message));
-    proto::ReplaceLimitsRequest { limits, order, priorities, reclaim_policies, ..Default::default() }
+    let (limits, order) = (rules.iter().flatten().map(limit).collect(), order.as_ref().map(order_message));
+    let keep_limits = rules.is_none();
+    proto::ReplaceLimitsRequest { limits, order, priorities, reclaim_policies, keep_limits, ..Default::default() }
 }
 
 /// Converts the result of a replacement, or of its dry run, to a message. Each list has at most 1,000 limits; the

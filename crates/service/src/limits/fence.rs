@@ -44,7 +44,7 @@ pub(super) enum FencedChange {
     Set(Rule, RulePrecondition),
     /// Delete the rule of this pattern, if it is as expected.
     Delete(LabelPattern, RulePrecondition),
-    /// Replace all rules, and those of the wait queues that the replacement has.
+    /// Replace all rules of the kinds that the replacement has.
     Replace(LimitReplacement),
     /// Set the policy of an EM kind.
     Policy(Name, Policy),
@@ -105,7 +105,9 @@ impl FencedChange {
                 delete(connection, slice::from_ref(pattern)).await?
             }
             Self::Replace(LimitReplacement { rules, queue }) => {
-                changes.rules = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
+                if let Some(rules) = rules {
+                    changes.rules = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
+                }
                 let RuleChanges { added, changed, removed } = &changes.rules;
                 let gone: Vec<LabelPattern> = removed.iter().map(|rule| rule.pattern.clone()).collect();
                 let changed = changed.iter().map(|(before, after)| (after, Some(before)));

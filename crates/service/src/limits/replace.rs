@@ -17,7 +17,7 @@ use rm_telemetry::cause;
 use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
 
 impl LimitService {
-    /// Replaces all rules, and those of the wait queues that `new` has. Rules with new labels decide when all tickets are counted.
+    /// Replaces all rules of the kinds that `new` has. Rules with new labels decide when all tickets are counted.
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
@@ -65,11 +65,14 @@ impl LimitService {
         let LimitReplacement { rules, queue } = new;
         let mut connection = self.store.operators().acquire().await?;
         let limits = within_timeout(self.current(&mut connection)).await?;
-        let changes = LimitChanges {
-            rules: RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules),
-            queue: limits.queue_rules().changes_to(&queue),
+        let mut changes = LimitChanges { queue: limits.queue_rules().changes_to(&queue), ..LimitChanges::default() };
+        let limits = match rules {
+            Some(rules) => {
+                changes.rules = RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules);
+                limits.with_rules(rules).into()
+            }
+            None => limits,
         };
-        let limits = limits.with_rules(rules);
         let over = over_any(&mut connection, &limits).await?;
         Ok(RuleReplacement { changes, over, decides: limits.rules().all(|(_, decides)| decides) })
     }
