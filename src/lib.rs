@@ -42,7 +42,7 @@ use std::{error::Error, process::ExitCode};
 
 use rm_devpg::EmbeddedPostgres;
 use rm_edge::edge;
-use rm_model::limit::LimitChanges;
+use rm_model::limit::{LimitChanges, LimitReplacement};
 use rm_store::connect_target::ConnectTarget;
 use rm_telemetry::traces::TraceExport;
 use sd_notify::NotifyState;
@@ -109,7 +109,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
     };
     let traces =
         config.telemetry.traces.map(|settings| TraceExport::start(settings, server.instance_id())).transpose()?;
-    if let Some(new) = config.limits {
+    if let Some(new) = config.limits.filter(|new| *new != LimitReplacement::default()) {
         let limits = new.rules.as_ref().map(Vec::len);
         let LimitChanges { rules, queue } = server.replace_limits(new).await?;
         let (added, changed, removed) = (rules.added.len(), rules.changed.len(), rules.removed.len());

@@ -40,7 +40,9 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::config::parse_duration;
-use rm_edge::convert::limit::{new_order, new_priority, new_reclaim_policy, priority_message, reclaim_policy_message};
+use rm_edge::convert::limit::{
+    new_order, new_priority, new_reclaim_policy, order_message, priority_message, reclaim_policy_message,
+};
 use rm_model::{
     limit::{DIMENSIONS_MAX, LABELS_MAX, LabelPattern, LimitReplacement, Rule},
     limit_mode::LimitMode,
@@ -50,7 +52,7 @@ use rm_model::{
     reclaim::{PER_MINUTE_MAX, RECLAIM_POLICIES_MAX, ReclaimMode, ReclaimPolicies, ReclaimPolicy},
     resource::{Dimension, parse_size},
 };
-use rm_proto::v1::{self as proto, Order};
+use rm_proto::v1 as proto;
 
 mod written;
 
@@ -161,16 +163,18 @@ impl LimitsReader {
                     pattern
                 }
                 Section::Order => {
-                    order = self.order(at, table);
+                    order = Some(self.order(table));
                     None
                 }
                 Section::Priority => {
-                    priorities.extend(self.priority(at, table));
-                    priorities.last().map(|rule: &PriorityRule| rule.pattern.clone())
+                    let (pattern, rule) = self.priority(at, table);
+                    priorities.extend(rule);
+                    pattern
                 }
                 Section::Reclaim => {
-                    reclaim.extend(self.reclaim(at, table));
-                    reclaim.last().map(|policy: &ReclaimPolicy| policy.pattern.clone())
+                    let (pattern, policy) = self.reclaim(at, table);
+                    reclaim.extend(policy);
+                    pattern
                 }
             };
             let Some(pattern) = pattern else { continue };
@@ -278,46 +282,52 @@ impl LimitsReader {
         (pattern, rule)
     }
 
-    fn order(&mut self, at: usize, order: &DeTable<'_>) -> Option<QueueOrder> {
-        let (mut message, mut is_read) = (Order { fair_by: vec!["user".to_owned()], position_kept: None }, true);
+    fn order(&mut self, order: &DeTable<'_>) -> QueueOrder {
+        let mut read = QueueOrder::default();
         for (key, value) in order {
+            let mut message = order_message(&read);
             match key.get_ref().as_ref() {
                 "fair_by" => {
                     let array = self.typed("fair_by", value, "an array", DeValue::as_array);
                     let labels = array.into_iter().flatten().map(|label| self.string("fair_by", label));
                     message.fair_by = labels.flatten().collect();
-                    is_read &= array.is_some_and(|array| array.len() == message.fair_by.len());
                 }
                 "position_kept" => {
-                    message.position_kept = self.time("position_kept", value, ["0s", "1h"]);
-                    is_read &= message.position_kept.is_some();
+                    let kept = self.time("position_kept", value, ["0s", "1h"]);
+                    message.position_kept = kept.or(message.position_kept);
                 }
                 name => {
                     let problem = format!("has the unknown key {name:?}; known are {}", Section::Order.keys());
                     self.wrong(key.span().start, "order", problem);
                 }
             }
+            read = self.checked(value.span().start, new_order("order", Some(&message))).unwrap_or(read);
         }
-        if is_read { self.checked(at, new_order("order", Some(&message))) } else { None }
+        read
     }
 
-    fn priority(&mut self, at: usize, priority: &DeTable<'_>) -> Option<PriorityRule> {
-        let seconds = i64::from(-PRIORITY_MAX)..=i64::from(PRIORITY_MAX);
+    /// Reads a priority rule. Returns its labels also if the rest is wrong.
+    fn priority(&mut self, at: usize, priority: &DeTable<'_>) -> (Option<LabelPattern>, Option<PriorityRule>) {
+        let allowed = i64::from(-PRIORITY_MAX)..=i64::from(PRIORITY_MAX);
         let (mut default, mut max) = (Some(0), Some(0));
         let pattern = self.labelled((at, Section::Priority), priority, |reader, key, value| {
             match key {
-                "default_priority" => default = reader.whole(key, value, seconds.clone()),
-                "max_priority" => max = reader.whole(key, value, seconds.clone()),
+                "default_priority" => default = reader.whole(key, value, allowed.clone()),
+                "max_priority" => max = reader.whole(key, value, allowed.clone()),
                 _ => return false,
             }
             true
         });
-        let message = priority_message(&PriorityRule { pattern: pattern?, default: 0, max: 0 });
-        let message = proto::Priority { default_priority: default?, max_priority: max?, ..message };
-        self.checked(at, new_priority("priority", Some(&message)))
+        let rule = pattern.clone().zip(default).zip(max).and_then(|((pattern, default_priority), max_priority)| {
+            let message = priority_message(&PriorityRule { pattern, default: 0, max: 0 });
+            let message = proto::Priority { default_priority, max_priority, ..message };
+            self.checked(at, new_priority("priority", Some(&message)))
+        });
+        (pattern, rule)
     }
 
-    fn reclaim(&mut self, at: usize, policy: &DeTable<'_>) -> Option<ReclaimPolicy> {
+    /// Reads a reclaim policy. Returns its labels also if the rest is wrong.
+    fn reclaim(&mut self, at: usize, policy: &DeTable<'_>) -> (Option<LabelPattern>, Option<ReclaimPolicy>) {
         let times = ["1s", "1d"];
         let (mut mode, mut idle_after, mut grace, mut per_minute) = (None, Some(None), Some(None), Some(0));
         let pattern = self.labelled((at, Section::Reclaim), policy, |reader, key, value| {
@@ -333,10 +343,13 @@ impl LimitsReader {
         if mode.is_none() {
             self.wrong(at, "mode", "is required: off, observe, advise or stop");
         }
-        let message = reclaim_policy_message(&ReclaimPolicy::new(pattern?, mode??));
-        let (idle_after, grace, per_minute) = (idle_after?, grace?, per_minute?);
-        let message = proto::ReclaimPolicy { idle_after, grace, per_minute, ..message };
-        self.checked(at, new_reclaim_policy("reclaim", Some(&message)))
+        let parts = pattern.clone().zip(mode.flatten()).zip(idle_after.zip(grace)).zip(per_minute);
+        let policy = parts.and_then(|(((pattern, mode), (idle_after, grace)), per_minute)| {
+            let message = reclaim_policy_message(&ReclaimPolicy::new(pattern, mode));
+            let message = proto::ReclaimPolicy { idle_after, grace, per_minute, ..message };
+            self.checked(at, new_reclaim_policy("reclaim", Some(&message)))
+        });
+        (pattern, policy)
     }
 
     /// Returns a checked value, or records its mistake in the table at `at`.

@@ -55,7 +55,7 @@ pub enum LimitCommand {
     /// Print the changes that a limits file would make. Exit code 0 without changes, 1 with changes.
     #[command(after_help = end("limit diff limits.toml", &calls::REPLACE_LIMITS))]
     Diff(DiffLimitsCommand),
-    /// Replace all limits with those of a file, as the order, the priorities and the reclaim policies that it has.
+    /// Replace the limits, the order, the priorities and the reclaim policies with those of a file. What the file lacks stays.
     #[command(after_help = end("limit apply limits.toml --reason \"as agreed\"", &calls::REPLACE_LIMITS))]
     Apply(ApplyLimitsCommand),
     /// Delete a limit. Exit code 1 if there is none.
@@ -76,7 +76,7 @@ pub struct ListLimitsCommand {
 /// Arguments of `limit diff`.
 #[derive(Debug, Clone, Args)]
 pub struct DiffLimitsCommand {
-    /// A TOML file with all limits, as --limits of the server takes it.
+    /// A TOML file with all limits, as limit export prints it and --limits of the server takes it.
     file: PathBuf,
 
     #[command(flatten)]
@@ -86,7 +86,7 @@ pub struct DiffLimitsCommand {
 /// Arguments of `limit apply`.
 #[derive(Debug, Clone, Args)]
 pub struct ApplyLimitsCommand {
-    /// A TOML file with all limits, as --limits of the server takes it.
+    /// A TOML file with all limits, as limit export prints it and --limits of the server takes it.
     file: PathBuf,
 
     #[command(flatten)]
@@ -150,6 +150,10 @@ impl ApplyLimitsCommand {
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let mut printer = self.arguments.printer();
         let mut changes = compare(&service, &new).await?;
+        if new.keep_limits && changes.removed_count > 0 {
+            let problem = "an instance of an earlier release would delete the limits that the file does not have";
+            return Err(CommandFailure::Refused(format!("{problem}; apply it when all instances are upgraded")));
+        }
         if count(&changes) > 0 {
             // The user confirms the changes as compared. The reply contains them as applied.
             let reason =

@@ -86,8 +86,12 @@ fn mistakes_are_reported_with_their_lines() {
         ("[[limit]]", ""),
         ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
         ("max.cores = 1", ""),
-        ("[order]", "order.fair_by: names \"em\"; a request for one of several EMs or queues has no fixed one"),
-        ("fair_by = ['em']", ""),
+        ("[order]", ""),
+        (
+            "fair_by = ['em']",
+            "order.fair_by: names \"em\"; a request for one of several EMs or queues has no fixed one",
+        ),
+        ("position_kept = '500ms'", "order.position_kept: is 500ms; must be"),
         ("turns = 1", "order: has the unknown key \"turns\"; known are fair_by and position_kept"),
         ("[[priority]]", ""),
         ("each = ['user']", ""),
@@ -105,10 +109,14 @@ fn mistakes_are_reported_with_their_lines() {
         ("idle_after = '2d'", "idle_after: \"2d\" must be between 1s and 1d"),
         ("per_minute = 0", "per_minute: is 0; must be from 1 to 100000"),
         ("[[reclaim]]", ""),
-        ("each = ['user']", ""),
+        ("each = ['zone']", ""),
         ("mode = 'off'", ""),
-        ("[[reclaim]]", "reclaim: has the same labels as the one in line 54 (each user)"),
-        ("each = ['user']", ""),
+        ("[[reclaim]]", "reclaim: has the same labels as the one in line 55 (each zone)"),
+        ("each = ['zone']", ""),
+        ("mode = 'stop'", ""),
+        ("[[reclaim]]", ""),
+        ("each = ['tenant']", ""),
+        ("grace = 30", "grace: must be a string such as"),
         ("mode = 'stop'", ""),
     ];
     let text = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
@@ -122,7 +130,7 @@ fn mistakes_are_reported_with_their_lines() {
 proptest! {
     #[test]
     fn any_text_is_read_or_refused(
-        text in r#"(?s).*|(\[\[limit\]\]|\n|each|=|\[|\]|labels|max|\{|\}|'a'|,|1|cores|\.|"""|é|#| ){0,40}"#,
+        text in r#"(?s).*|(\[\[limit\]\]|\[order\]|\[\[priority\]\]|\[\[reclaim\]\]|\n|each|=|\[|\]|labels|max|mode|grace|fair_by|\{|\}|'a'|,|1|cores|\.|"""|é|#| ){0,40}"#,
     ) {
         let lines = 1..=text.matches('\n').count() + 1;
         let fits = |all: Vec<(usize, String)>| !all.is_empty() && all.iter().all(|(line, _)| lines.contains(line));

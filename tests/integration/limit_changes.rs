@@ -305,17 +305,17 @@ async fn limit_replacement_sets_rules_of_wait_queues() {
         assert_eq!((policy.before.is_none(), policy.after.as_ref().unwrap().per_minute), (true, 60));
         assert_eq!(rm.client.reclaim_policies().await.unwrap().len(), usize::from(!dry_run));
     }
-    // The order is not named, and stays, as the limits do; the other rules are replaced.
+    // What a replacement does not name stays.
     set(&limits, limit(None, 5), None).await.unwrap();
-    let second = proto::ReplaceLimitsRequest {
-        keep_limits: true,
-        priorities: list(&[priority(20)]),
-        reclaim_policies: policies(&[]),
-        ..Default::default()
-    };
+    let kept = || proto::ReplaceLimitsRequest { keep_limits: true, ..Default::default() };
+    let second = proto::ReplaceLimitsRequest { priorities: list(&[priority(20)]), ..kept() };
     let done = limits.replace_limits(second).await.unwrap().into_inner();
-    assert_eq!((done.order, done.priorities.len(), done.reclaim_policies.len()), (None, 1, 1));
+    assert_eq!((done.order, done.priorities.len(), done.reclaim_policies.len()), (None, 1, 0));
     assert_eq!((done.removed_count, all(&limits, 10).await.len()), (0, 1));
+    assert_eq!(rm.client.reclaim_policies().await.unwrap().len(), 1);
+    let third = proto::ReplaceLimitsRequest { reclaim_policies: policies(&[]), ..kept() };
+    let done = limits.replace_limits(third).await.unwrap().into_inner();
+    assert_eq!((done.priorities.len(), done.reclaim_policies.len()), (0, 1));
     let same = limits
         .replace_limits(proto::ReplaceLimitsRequest { dry_run: true, order: Some(order), ..Default::default() })
         .await;

@@ -212,6 +212,31 @@ async fn user_sums_include_late_commits() {
     rm.stop().await;
 }
 
+/// A line that changes no ticket can follow the end of its ticket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_sums_ignore_recalls_and_withdrawals() {
+    let (database, rm) = start_with_host1().await;
+    let ended = grant(&rm.client, "first", 1, 1).await;
+    rm.client.resource_released(&release(&ended, "first")).await.unwrap();
+    for action in ["recalled", "reclaim_withdrawn"] {
+        database
+            .execute(format!(
+                r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
+                    em_application_name, em_instance, resource_type, resource, actor, reason, action_time)
+                SELECT '{action}', ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
+                    resource, actor, 'a test', now()
+                FROM linkis_resource_action_record WHERE action = 'granted'"#
+            ))
+            .await;
+    }
+    grant(&rm.client, "second", 1, 1).await;
+    eventually("the last grant is summed", LONG, async || names(&rm.client, "").await.contains(&"second".to_owned()))
+        .await;
+    assert_eq!(names(&rm.client, "").await, ["second"]);
+    assert_sums_equal_tickets(&rm.client).await;
+    rm.stop().await;
+}
+
 /// Many changes of a user cost one write: otherwise the task competes with the grants that it sums.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_is_written_once_per_round_of_changes() {

@@ -208,6 +208,7 @@ fn part_of(row: &Reclaim, policy: Option<&ReclaimPolicy>, tried: &BTreeSet<Uuid>
     match (row.progress, row.request) {
         (ReclaimProgress::Ended { .. } | ReclaimProgress::Busy, _) => RowPart::Withdrawn,
         (ReclaimProgress::Withdrawn { is_over: true }, _) => RowPart::Withdrawn,
+        // Also without a policy, because a later one must not choose it at once.
         (ReclaimProgress::Withdrawn { is_over: false }, _) => RowPart::Staying,
         _ if policy.is_none_or(|policy| policy.mode != row.mode && row.is_recalled()) => RowPart::Withdrawn,
         (ReclaimProgress::Recalled, _) => RowPart::Coming,

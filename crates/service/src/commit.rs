@@ -1,7 +1,7 @@
 //! Commit of a transaction that the database must not repeat.
 //!
 //! A broken connection leaves the outcome unknown, and the caller gets [`Error::CommitUnknown`]. Callers: the changes of
-//! holds, of limits and of providers.
+//! holds, of limits and of providers, and withdrawals.
 
 use sqlx::{Postgres, Transaction};
 

@@ -8,7 +8,11 @@ use uuid::Uuid;
 
 use crate::{commit::commit, error::Error};
 use rm_model::{name::Name, operation::Rejection, principal::Actor};
-use rm_store::{Store, StoreError, reclaim, session::within_timeout};
+use rm_store::{
+    Store, StoreError,
+    reclaim::{self, WithdrawalResult},
+    session::within_timeout,
+};
 
 /// Service for chosen tickets. Clones share it.
 #[derive(Clone, Debug)]
@@ -36,12 +40,14 @@ impl ReclaimService {
             let mut transaction = connection.begin().await?;
             // The task plans again: a plan from before the withdrawal could recall the ticket.
             reclaim::begin(&mut *transaction, Uuid::new_v4()).await?;
-            let is_chosen = reclaim::withdraw(&mut transaction, ticket_id, by, reason).await?;
-            Ok::<_, StoreError>(is_chosen.then_some(transaction))
+            let result = reclaim::withdraw(&mut transaction, ticket_id, by, reason).await?;
+            Ok::<_, StoreError>((result, transaction))
         });
         match withdrawn.await? {
-            Some(transaction) => commit(transaction).await,
-            None => Err(Rejection::NotChosen(ticket_id).into()),
+            (WithdrawalResult::New, transaction) => commit(transaction).await,
+            // The transaction is rolled back: the task's plan stays valid.
+            (WithdrawalResult::Repeated, _) => Ok(()),
+            (WithdrawalResult::NotChosen, _) => Err(Rejection::NotChosen(ticket_id).into()),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! `linkis_reclaim`: tickets of idle engines that are to end because requests wait. `linkis_reclaim_writer`: the run of the task that
-//! may write them.
+//! may write them; a withdrawal makes it begin anew.
 //!
 //! A row delays no call, and its ticket counts until it ends. A ticket may end, or its engine run a task again, at any time; the task
-//! then deletes the row. Callers: the task `reclaim`, the replies to heartbeats and the list for operators.
+//! then deletes the row. Callers: the task `reclaim`, the replies to heartbeats, the list for operators and
+//! their withdrawals.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -69,13 +70,14 @@ pub async fn all(executor: impl PgExecutor<'_>) -> Result<Vec<Reclaim>, StoreErr
 fn reclaim(row: TableRow<'_>) -> Result<Reclaim, StoreError> {
     let was_recalled = row.get("was_recalled")?;
     let withdrawal: Option<bool> = row.get("is_withdrawal_over")?;
-    let progress = match (row.get("is_live")?, row.get("is_idle")?, was_recalled, row.get("is_unanswered")?) {
+    let is_unanswered = row.get("is_unanswered")?;
+    let progress = match (row.get("is_live")?, row.get("is_idle")?, withdrawal, was_recalled) {
         (false, ..) => ReclaimProgress::Ended { was_recalled },
         (true, false, ..) => ReclaimProgress::Busy,
-        _ if let Some(is_over) = withdrawal => ReclaimProgress::Withdrawn { is_over },
-        (true, true, false, _) => ReclaimProgress::Chosen { is_due: row.get("is_due")? },
-        (true, true, true, false) => ReclaimProgress::Recalled,
-        (true, true, true, true) => ReclaimProgress::Unanswered { is_over: row.get("is_over")? },
+        (true, true, Some(is_over), _) => ReclaimProgress::Withdrawn { is_over },
+        (true, true, None, false) => ReclaimProgress::Chosen { is_due: row.get("is_due")? },
+        (true, true, None, true) if is_unanswered => ReclaimProgress::Unanswered { is_over: row.get("is_over")? },
+        (true, true, None, true) => ReclaimProgress::Recalled,
     };
     let request = match (row.get("is_waiting")?, row.get("is_present")?) {
         (true, true) => ReclaimFor::Present,
@@ -129,7 +131,8 @@ pub async fn choose(connection: &mut PgConnection, new: &[NewReclaim]) -> Result
             AS d (ticket_id, for_ticket_id, mode, grace, application_name, instance)
         ON CONFLICT (ticket_id) DO UPDATE SET for_ticket_id = excluded.for_ticket_id, mode = excluded.mode,
             for_em_application_name = excluded.for_em_application_name, for_em_instance = excluded.for_em_instance,
-            due_time = CASE WHEN r.mode = excluded.mode THEN r.due_time ELSE excluded.due_time END WHERE r.recall_time IS NULL",
+            due_time = CASE WHEN r.mode = excluded.mode THEN r.due_time ELSE excluded.due_time END
+            WHERE r.recall_time IS NULL AND r.withdrawn_time IS NULL",
     )
     .bind(column(new, |new| new.ticket_id))
     .bind(column(new, |new| new.for_ticket_id))
@@ -189,14 +192,25 @@ pub async fn recall(
     Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
 }
 
-/// Withdraws the choice of a live ticket, with a history line. Returns false if it is not chosen. A repetition changes nothing.
+/// State of a ticket before its withdrawal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithdrawalResult {
+    /// The ticket is not chosen, or has ended.
+    NotChosen,
+    /// It was chosen.
+    New,
+    /// It was withdrawn already.
+    Repeated,
+}
+
+/// Withdraws the choice of a live ticket, with a history line.
 pub async fn withdraw(
     connection: &mut PgConnection,
     ticket_id: Uuid,
     by: &Actor,
     reason: &Name,
-) -> Result<bool, StoreError> {
-    let is_chosen = sqlx::query_scalar(
+) -> Result<WithdrawalResult, StoreError> {
+    let is_new: Option<bool> = sqlx::query_scalar(
         r#"-- reclaim::withdraw
         WITH chosen AS (
             SELECT r.ticket_id, r.withdrawn_time IS NULL AS is_new FROM linkis_reclaim r WHERE r.ticket_id = $1 FOR UPDATE
@@ -209,16 +223,20 @@ pub async fn withdraw(
                 t.engine_application_name, t.engine_instance, t.resource_type, t.user_used_resource, $3, $4, $5, clock_timestamp()
             FROM linkis_user_resource_meta_data t JOIN chosen c ON c.ticket_id = t.ticket_id AND c.is_new
         )
-        SELECT EXISTS (SELECT FROM chosen c JOIN linkis_user_resource_meta_data t ON t.ticket_id = c.ticket_id)"#,
+        SELECT c.is_new FROM chosen c JOIN linkis_user_resource_meta_data t ON t.ticket_id = c.ticket_id"#,
     )
     .bind(ticket_id)
     .bind(Action::ReclaimWithdrawn.as_str())
     .bind(by.as_str())
     .bind(by.address())
     .bind(reason.as_str())
-    .fetch_one(connection)
+    .fetch_optional(connection)
     .await?;
-    Ok(is_chosen)
+    Ok(match is_new {
+        None => WithdrawalResult::NotChosen,
+        Some(true) => WithdrawalResult::New,
+        Some(false) => WithdrawalResult::Repeated,
+    })
 }
 
 /// Returns the recalled tickets whose EMs are to stop their engines.

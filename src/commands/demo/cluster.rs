@@ -133,7 +133,7 @@ impl DemoEngine {
         Duration::from_secs(1 + (self.number % 3) as u64)
     }
 
-    /// Returns the time for which the engine runs a task: 14 to 54 s.
+    /// Returns the time for which the engine runs a task: 13 to 53 s.
     pub fn work_time(self) -> Duration {
         self.run_time() * 2 / 3
     }

@@ -224,5 +224,16 @@ async fn limit_replacement_writes_history_outside_the_fence() {
         (2, RULES + 1 + RULES / 10),
         "the limits of users end, and the limits of creators decide"
     );
+    // The rules of the wait queues are recorded inside, because no later line states when they take effect.
+    for (from, lines) in [(0, 60), (60, 120)] {
+        let priority = |number: usize| proto::Priority {
+            labels: BTreeMap::from([("user".to_owned(), format!("user{number}"))]),
+            ..Default::default()
+        };
+        let priorities = Some(proto::PriorityList { priorities: (from..from + 60).map(priority).collect() });
+        let call = proto::ReplaceLimitsRequest { keep_limits: true, priorities, ..Default::default() };
+        limits.clone().replace_limits(call).await.unwrap();
+        assert_eq!(noted().await, (lines, 0));
+    }
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }

@@ -1,4 +1,4 @@
-//! Kills in the middle of the choice, the recall and the withdrawal of a ticket.
+//! Kills in the middle of the choice and the recall of a ticket, and of the deletion of its row.
 
 use rm_client::{ResultResource, RmClient};
 

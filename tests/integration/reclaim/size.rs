@@ -80,6 +80,8 @@ async fn many_requests_choose_different_tickets() {
     eventually("all wait", Duration::from_secs(120), async || database.count(waits).await == count).await;
     let second = Duration::from_secs(1);
     let policy = ReclaimPolicy { idle_after: second, ..policy(&[("user", None)], ReclaimMode::Observe) };
+    let done = || ["count", "sum"].map(|of| rm.metric(&format!("linkis_rm_reclaim_step_seconds_{of}")));
+    let before = done();
     rm.client.set_reclaim_policy(&policy, "").await.unwrap();
     let expected = requests.min(CHOSEN_MAX);
     // Where a page came before an earlier one had its choices, a request has too many until its next turn.
@@ -92,7 +94,16 @@ async fn many_requests_choose_different_tickets() {
     let on_its_em = "SELECT count(*) FROM linkis_reclaim r JOIN linkis_user_resource_meta_data t USING (ticket_id)
         JOIN linkis_resource_waiting w ON w.ticket_id = r.for_ticket_id WHERE w.em_instance = t.em_instance";
     assert_eq!(database.count(on_its_em).await, i64::try_from(expected).unwrap());
-    let [steps, seconds] = ["count", "sum"].map(|of| rm.metric(&format!("linkis_rm_reclaim_step_seconds_{of}")));
+    // Later steps of an unchanged state change nothing.
+    let chosen = async || {
+        let reclaims = rm.client.reclaims().await.unwrap();
+        reclaims.into_iter().map(|reclaim| (reclaim.ticket_id, reclaim.for_ticket_id)).collect::<BTreeSet<_>>()
+    };
+    let (rows, steps) = (chosen().await, done()[0]);
+    eventually("more steps", LONG, async || done()[0] >= steps + 5.0).await;
+    assert_eq!(chosen().await, rows);
+    let [steps, seconds] = done();
+    let (steps, seconds) = (steps - before[0], seconds - before[1]);
     println!("{steps} steps of {:.0} ms on average", 1000.0 * seconds / steps);
     drop(waiting);
 }

@@ -34,8 +34,8 @@ use rm_store::{
     waiting::{self, FreedNotification},
 };
 
-/// Maximum number of history lines that are written inside the fence. More lines are written before it; inside it, only the
-/// lines that mark the start of their effect.
+/// Maximum number of history lines of rules that are written inside the fence. More lines are written before it; inside it, only the
+/// lines that mark the start of their effect. The other lines are always written inside: some hundred.
 const LINES_INSIDE_MAX: usize = 100;
 
 /// Change of the limits.
@@ -165,14 +165,18 @@ impl ChangeResult {
         self.lines.iter().filter_map(of_rule).collect()
     }
 
-    /// Whether the history lines are too many for the fence.
+    /// Whether the history lines of the rules are too many for the fence.
     fn is_much(&self) -> bool {
-        self.lines.len() > LINES_INSIDE_MAX
+        self.of_rules().len() > LINES_INSIDE_MAX
     }
 
-    /// Writes many history lines before the fence. The change takes effect at the lines that [`ChangeResult::finish`] writes.
+    /// Writes many history lines of rules before the fence. The change takes effect at the lines that [`ChangeResult::finish`] writes.
     async fn record_in_advance(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
-        if self.is_much() { action_record::insert_limits(connection, &self.lines, by).await } else { Ok(()) }
+        if !self.is_much() {
+            return Ok(());
+        }
+        let lines: Vec<LimitAct> = self.lines.iter().filter(|line| of_rule(line).is_some()).cloned().collect();
+        action_record::insert_limits(connection, &lines, by).await
     }
 
     /// Completes the change inside the fence. The cost does not depend on the size of the change.
@@ -180,7 +184,12 @@ impl ChangeResult {
     /// New label sets decide immediately if no EM exists: there is no ticket to count, and no EM can register meanwhile. The
     /// history line comes after all grants before the change and before all grants after it.
     async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
-        let mut lines = if self.is_much() { self.in_force() } else { self.lines.clone() };
+        let is_much = self.is_much();
+        let inside = self.lines.iter().filter(|line| !is_much || of_rule(line).is_none()).cloned();
+        let mut lines: Vec<LimitAct> = inside.collect();
+        if is_much {
+            lines.extend(self.in_force());
+        }
         let RecountPlan { begun, before, .. } = &self.counted;
         if !begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
             label_set::set_state(connection, before, LabelSetState::Retired).await?;

@@ -37,9 +37,10 @@ impl LimitService {
         new: LimitReplacement,
         deadline: Instant,
     ) -> Result<RuleReplacement, Error> {
+        let has_rules = new.rules.is_some();
         let changes = self.replace(by, new, deadline).await?;
         let standing = async {
-            let decides = self.until_counted(deadline).await?;
+            let decides = !has_rules || self.until_counted(deadline).await?;
             let mut connection = self.store.operators().acquire().await?;
             let limits = within_timeout(self.current(&mut connection)).await?;
             Ok::<_, Error>((decides, over_any(&mut connection, &limits).await?))

@@ -80,8 +80,8 @@ pub async fn changes(
             action IN ('released', 'forced', 'expired', 'unregistered', 'lost', 'removed_from_queue') AS is_end
         FROM linkis_resource_action_record
         WHERE id > $1 AND id <= $2 AND ticket_id IS NOT NULL
-            -- A line that changes no ticket, and may follow the end of its ticket.
-            AND action <> 'recalled' ORDER BY id LIMIT $3"#,
+            -- Lines that change no ticket, and may follow the end of their ticket.
+            AND action NOT IN ('recalled', 'reclaim_withdrawn') ORDER BY id LIMIT $3"#,
     )
     .bind(after)
     .bind(until)
