@@ -247,10 +247,12 @@ impl LimitsReader {
                     let read = self.typed("labels", value, "a table", DeValue::as_table);
                     labels = read.map(|table| (value.span().start, Some(table)));
                 }
-                "each" => each = self.typed("each", value, "an array", DeValue::as_array).map(Some),
+                "each" => each = self.typed("each", value, "an array such as [\"user\"]", DeValue::as_array).map(Some),
                 name if other(self, name, value) => {}
                 name => {
-                    let problem = format!("has the unknown key {name:?}; known are {}", section.keys());
+                    let is_section = Section::ALL.into_iter().any(|section| section.name() == name);
+                    let advice = if is_section { "; a section without tables precedes the first table" } else { "" };
+                    let problem = format!("has the unknown key {name:?}; known are {}{advice}", section.keys());
                     self.wrong(key.span().start, section.name(), problem);
                 }
             }
@@ -288,7 +290,7 @@ impl LimitsReader {
             let mut message = order_message(&read);
             match key.get_ref().as_ref() {
                 "fair_by" => {
-                    let array = self.typed("fair_by", value, "an array", DeValue::as_array);
+                    let array = self.typed("fair_by", value, "an array such as [\"user\"]", DeValue::as_array);
                     let labels = array.into_iter().flatten().map(|label| self.string("fair_by", label));
                     message.fair_by = labels.flatten().collect();
                 }

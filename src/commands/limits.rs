@@ -139,7 +139,7 @@ impl DiffLimitsCommand {
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let changes = compare(&service, &new).await?;
         let mut printer = self.arguments.printer();
-        printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
+        printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be ") + kept_text(&new))?;
         Ok(CommandReply::yes_if(count(&changes) == 0))
     }
 }
@@ -150,6 +150,7 @@ impl ApplyLimitsCommand {
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let mut printer = self.arguments.printer();
         let mut changes = compare(&service, &new).await?;
+        let kept = kept_text(&new);
         if new.keep_limits && changes.removed_count > 0 {
             let problem = "an instance of an earlier release would delete the limits that the file does not have";
             return Err(CommandFailure::Refused(format!("{problem}; apply it when all instances are upgraded")));
@@ -163,7 +164,7 @@ impl ApplyLimitsCommand {
             }
             changes = counting::replaced(&service, &ReplaceLimitsRequest { reason, ..new }).await?;
         }
-        printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, ""))?;
+        printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "") + kept)?;
         Ok(CommandReply::Yes)
     }
 }
@@ -285,7 +286,7 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
         text.push_str("the limits are those of the file\n");
     }
     for scope in &changes.over_limit {
-        let _ = writeln!(text, "over its limit: {}", over(scope));
+        let _ = writeln!(text, "over its limit: {}", over(scope, ""));
     }
     let unnamed = changes.over_limit_count - i64::try_from(changes.over_limit.len()).unwrap_or(i64::MAX);
     if unnamed > 0 {
@@ -298,6 +299,11 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
         text.push_str("tickets are still being counted: linkis-rm limit list shows which limits decide\n");
     }
     text
+}
+
+/// Describes the limits that a replacement keeps.
+fn kept_text(new: &ReplaceLimitsRequest) -> &'static str {
+    if new.keep_limits { "the file has no [[limit]]: the limits stay; limit = [] deletes them\n" } else { "" }
 }
 
 /// Describes the change of a rule of the wait queues. `written` returns the name and the values of a rule.
@@ -318,20 +324,36 @@ fn changed_rule<R>(
     };
 }
 
-fn over(scope: &ScopeUsage) -> String {
+/// A dimension of a scope above its maximum.
+struct DimensionExcess<'a> {
+    dimension: &'a str,
+    held: i64,
+    max: i64,
+    is_enforced: bool,
+}
+
+fn excesses(scope: &ScopeUsage) -> Vec<DimensionExcess<'_>> {
     let held = |dimension: &str| {
-        let of = |amounts: &std::collections::BTreeMap<String, i64>| amounts.get(dimension).copied().unwrap_or(0);
+        let of = |amounts: &BTreeMap<String, i64>| amounts.get(dimension).copied().unwrap_or(0);
         of(&scope.used).saturating_add(of(&scope.locked))
     };
-    let maxima = scopes::maxima(scope);
-    let over = maxima.iter().filter(|(dimension, (max, _))| held(dimension) > *max);
-    let over: Vec<String> = over
-        .map(|(dimension, (max, _))| {
-            let shown = |amount| text::amount_by_key(dimension, amount);
-            format!("{dimension}={} of {}", shown(held(dimension)), shown(*max))
-        })
-        .collect();
-    format!("{}: {}", text::labels(&scope.labels), over.join(" "))
+    let excess = |(dimension, (max, limit)): (_, (i64, &Limit))| {
+        let (held, is_enforced) = (held(dimension), scopes::mode(limit) == "enforced");
+        DimensionExcess { dimension, held, max, is_enforced }
+    };
+    scopes::maxima(scope).into_iter().map(excess).filter(|excess| excess.held > excess.max).collect()
+}
+
+/// Describes the excess of a scope. `effect` follows it if an enforced limit is exceeded.
+fn over(scope: &ScopeUsage, effect: &str) -> String {
+    let excesses = excesses(scope);
+    let shown = |DimensionExcess { dimension, held, max, is_enforced }: &DimensionExcess<'_>| {
+        let [held, max] = [held, max].map(|amount| text::amount_by_key(dimension, *amount));
+        format!("{dimension}={held} of {max}{}", if *is_enforced { "" } else { " (advisory)" })
+    };
+    let shown = excesses.iter().map(shown).collect::<Vec<_>>().join(" ");
+    let effect = if excesses.iter().any(|excess| excess.is_enforced) { effect } else { "" };
+    format!("{}: {shown}{effect}", text::labels(&scope.labels))
 }
 
 fn row(limit: &Limit) -> TableRow {

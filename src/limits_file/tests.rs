@@ -75,7 +75,7 @@ fn mistakes_are_reported_with_their_lines() {
         ("each = ['user']", ""),
         ("max = 7", "max: must be a table; is of the type integer"),
         ("[[limit]]", "max: names 0 dimensions; must name 1 to 64"),
-        ("each = 'user'", "each: must be an array; is of the type string"),
+        ("each = 'user'", "each: must be an array such as [\"user\"]; is of the type string"),
         ("[[limit]]", "max: names \"queue_cores\", which each queue has of its own: add the label \"queue\","),
         ("labels = { namespace = 'n' }", ""),
         ("max = { cores = 1, queue_cores = 1 }", ""),
@@ -86,10 +86,17 @@ fn mistakes_are_reported_with_their_lines() {
         ("[[limit]]", ""),
         ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
         ("max.cores = 1", ""),
+    ];
+    assert_mistakes(&lines);
+}
+
+#[test]
+fn mistakes_in_rules_of_wait_queues_are_reported_with_their_lines() {
+    assert_mistakes(&[
         ("[order]", ""),
         (
             "fair_by = ['em']",
-            "order.fair_by: names \"em\"; a request for one of several EMs or queues has no fixed one",
+            "order.fair_by: names \"em\", which is open until the grant; name labels of the request, such as",
         ),
         ("position_kept = '500ms'", "order.position_kept: is 500ms; must be"),
         ("turns = 1", "order: has the unknown key \"turns\"; known are fair_by and position_kept"),
@@ -111,15 +118,25 @@ fn mistakes_are_reported_with_their_lines() {
         ("[[reclaim]]", ""),
         ("each = ['zone']", ""),
         ("mode = 'off'", ""),
-        ("[[reclaim]]", "reclaim: has the same labels as the one in line 55 (each zone)"),
+        ("[[reclaim]]", "reclaim: has the same labels as the one in line 20 (each zone)"),
         ("each = ['zone']", ""),
         ("mode = 'stop'", ""),
         ("[[reclaim]]", ""),
         ("each = ['tenant']", ""),
+        (
+            "limit = []",
+            "reclaim: has the unknown key \"limit\"; known are labels, each, mode, idle_after, grace and per_minute; a section",
+        ),
         ("grace = 30", "grace: must be a string such as"),
         ("mode = 'stop'", ""),
-    ];
-    let text = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
+    ]);
+}
+
+/// Asserts that the mistakes of a file of these lines begin with the texts beside them.
+#[track_caller]
+fn assert_mistakes(lines: &[(&str, &str)]) {
+    let text = lines.iter().map(|(line, _)| *line).collect::<Vec<_>>().join("\n");
+    let text = parse(&text).unwrap_err().to_string();
     let expected = (1..).zip(lines).filter(|(_, (_, start))| !start.is_empty());
     assert_eq!(text.lines().count(), expected.clone().count(), "{text}");
     for (shown, (line, (_, start))) in text.lines().zip(expected) {

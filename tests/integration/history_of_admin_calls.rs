@@ -63,7 +63,8 @@ fn limit(user: &str, instances: i64) -> proto::Limit {
 }
 
 fn set(limit: proto::Limit, expected_etag: Option<&str>) -> proto::SetLimitRequest {
-    proto::SetLimitRequest { limit: Some(limit), expected_etag: expected_etag.map(str::to_owned) }
+    let (expected_etag, reason) = (expected_etag.map(str::to_owned), "for bob".to_owned());
+    proto::SetLimitRequest { limit: Some(limit), expected_etag, reason }
 }
 
 fn policy(checks: &[proto::Check]) -> proto::SetPolicyRequest {
@@ -276,6 +277,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     let reasons = acts.iter().filter(|line| !line.reason.is_empty() && !["drained", "held"].contains(&&*line.action));
     let reasons: Vec<_> = reasons.map(|line| (line.action.as_str(), line.reason.as_str())).collect();
     let expected = [
+        ("limit_set", "for bob"),
         ("limit_set", "as agreed"),
         ("limit_set", "as agreed"),
         ("limit_deleted", "al is gone"),

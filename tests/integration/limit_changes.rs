@@ -50,7 +50,8 @@ async fn all(limits: &Limits, page_size: i32) -> Vec<proto::Limit> {
 }
 
 async fn set(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str>) -> Result<(), Status> {
-    let call = proto::SetLimitRequest { limit: Some(limit), expected_etag: expected_etag.map(str::to_owned) };
+    let expected_etag = expected_etag.map(str::to_owned);
+    let call = proto::SetLimitRequest { limit: Some(limit), expected_etag, ..Default::default() };
     limits.clone().set_limit(call).await.map(drop)
 }
 

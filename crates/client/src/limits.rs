@@ -18,7 +18,7 @@ use super::{PAGE_SIZE, Result, RmClient, calls};
 impl RmClient {
     /// Adds a limit, or changes the one with the same pattern. Returns scopes whose use exceeds it.
     pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
-        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)), expected_etag: None };
+        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)), ..Default::default() };
         let answer = self.make(&calls::SET_LIMIT, &message).await?;
         answer.over_limit.into_iter().map(|scope| Ok(limit::read_scope_usage(scope)?)).collect()
     }

@@ -60,7 +60,8 @@ impl LimitRpc {
     async fn set_limit(&self, call: Request<proto::SetLimitRequest>) -> Reply<proto::SetLimitResponse> {
         let rule = convert::limit::new_rule("limit", call.get_ref().limit.as_ref())?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        let set = self.limits.set(&authenticator::actor(&call), rule, expected, self.deadline(&call)).await?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        let set = self.limits.set(&by, rule, expected, self.deadline(&call)).await?;
         let (decides, over) = match set {
             SetResult::InForce(over) => (true, over),
             SetResult::Counting => (false, vec![]),

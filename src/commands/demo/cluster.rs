@@ -17,7 +17,7 @@ pub const EMS: usize = 12;
 pub const LOCK_TTL: Duration = Duration::from_secs(20);
 
 /// Time that a request waits for capacity.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const GIB: i64 = 1 << 30;
 

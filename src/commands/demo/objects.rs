@@ -75,7 +75,7 @@ pub async fn check_absent(client: &PacedClient) -> Result<(), CommandFailure> {
 /// [`CommandFailure::Service`]; objects made before then remain.
 pub async fn create(client: &PacedClient) -> Result<Vec<RegisteredEm>, CommandFailure> {
     for limit in limits() {
-        client.make(&calls::SET_LIMIT, &SetLimitRequest { limit: Some(limit), expected_etag: None }).await?;
+        client.make(&calls::SET_LIMIT, &SetLimitRequest { limit: Some(limit), ..Default::default() }).await?;
     }
     let mut registered = Vec::new();
     for em in DemoEm::all() {

@@ -61,6 +61,10 @@ pub struct SetLimitCommand {
     #[arg(long, value_enum)]
     mode: Option<Mode>,
 
+    /// Reason, for the history.
+    #[arg(long)]
+    reason: Option<String>,
+
     #[command(flatten)]
     confirmation: Confirmation,
 
@@ -97,6 +101,10 @@ pub fn labelled(labels: &[String]) -> Result<Limit, CommandFailure> {
                         "LABELS: {key} has two values: each needs a rule of its own"
                     )));
                 }
+            }
+            None if part.trim() == "each" => {
+                let advice = "write \"each user\" with its label, in quotes";
+                return Err(CommandFailure::Usage(format!("LABELS: each names no label; {advice}")));
             }
             None => {
                 let part = part.trim();
@@ -177,7 +185,8 @@ impl SetLimitCommand {
             self.confirmation.confirm(&format!("{}\n  now  {now}\n  new  {new}\nChange it?", name(&limit)))?;
         }
         let expected_etag = Some(before.as_ref().map(|before| before.etag.clone()).unwrap_or_default());
-        let question = SetLimitRequest { limit: Some(limit.clone()), expected_etag };
+        let reason = self.reason.unwrap_or_default();
+        let question = SetLimitRequest { limit: Some(limit.clone()), expected_etag, reason };
         let reply = service.make_slowly("setting the limit", &calls::SET_LIMIT, &question).await?;
         let done = if before.is_some() { "changed" } else { "set" };
         self.arguments.printer().answer(&calls::SET_LIMIT, &reply, || set_text(&limit, done, &reply))?;
@@ -188,12 +197,9 @@ impl SetLimitCommand {
 /// Describes a set limit, and the scopes above it.
 fn set_text(limit: &Limit, done: &str, reply: &SetLimitResponse) -> String {
     let mut text = format!("{done} the limit {}: {}\n", name(limit), described(limit));
-    let effect = match limit.mode() {
-        LimitMode::Enforced => "; nothing ends, new requests are refused",
-        _ => "",
-    };
     for scope in &reply.over_limit {
-        text.push_str(&format!("over its limit: {}{effect}\n", over(scope)));
+        let over = over(scope, "; nothing ends, new requests are refused");
+        text.push_str(&format!("over its limit: {over}\n"));
     }
     if reply.state() == LimitState::Counting {
         text.push_str("tickets are still being counted: linkis-rm limit list shows which limits decide\n");

@@ -41,6 +41,7 @@ async fn limit_set_shows_and_confirms_the_replaced_limit() {
         code == 0 && got.starts_with("changed the limit user=hadoop: instances=1  advisory\n"),
         "the maximum stays: {got}"
     );
+    assert!(got.ends_with("over its limit: user=hadoop: instances=2 of 1 (advisory)\n"), "{got}");
 
     for (words, code, problem) in [
         (&["limit", "set", "user=hadoop", "--max", "cpus=1"][..], 64, "no dimension \"cpus\"; one of memory, cores"),
@@ -48,6 +49,7 @@ async fn limit_set_shows_and_confirms_the_replaced_limit() {
         (&["limit", "set", "user=hadoop", "--max", "cores=1,cores=2"], 64, "cores is named twice"),
         (&["limit", "set", "user=hadoop", "--max", "memory"], 64, "\"memory\" is not DIMENSION=AMOUNT"),
         (&["limit", "set", "user=hadoop"], 64, "--max"),
+        (&["limit", "set", "each", "user", "--max", "cores=1"], 64, "write \"each user\" with its label, in quotes"),
         (&["limit", "get", "user=alice"], 1, "there is no limit user=alice; linkis-rm limit list has all"),
         (
             &["request", "cores=1,special.gpu=1", "--user", "a", "--creator", "b"],
@@ -77,6 +79,13 @@ async fn limit_export_is_read_by_limit_apply() {
         let (code, got) = run(&rm, words);
         assert_eq!(code, 0, "{words:?}: {got}");
     }
+    let (code, got) = {
+        let folder = Folder::new("limit-none");
+        let file = folder.0.join("none.toml");
+        fs::write(&file, "# Nothing.\n").unwrap();
+        run(&rm, &["limit", "apply", file.to_str().unwrap(), "--yes", "--reason", "a test"])
+    };
+    assert!(code == 0 && got.ends_with("the limits stay; limit = [] deletes them\n"), "{got}");
     let (code, exported) = run(&rm, &["limit", "export"]);
     assert!(code == 0 && exported.matches("[[limit]]").count() == 4, "{exported}");
     let folder = Folder::new("limit-export");

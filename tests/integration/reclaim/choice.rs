@@ -166,7 +166,7 @@ async fn lines(client: &RmClient, ticket_id: Uuid) -> Vec<proto::Action> {
 
 /// Sends a request that waits.
 pub fn wait(client: &RmClient, request: ResourceRequest) -> AbortOnDropHandle<ResultResource> {
-    let request = ResourceRequest { wait_timeout: Duration::from_secs(120), ..request };
+    let request = ResourceRequest { wait_timeout: Duration::from_secs(300), ..request };
     let client = client.clone();
     AbortOnDropHandle::new(tokio::spawn(async move { client.request_resource(&request).await.unwrap() }))
 }

@@ -68,6 +68,7 @@ async fn invalid_reclaim_policy_is_rejected() {
         (None, "policy"),
         (message(|policy| policy.labels.clear()), "policy.labels"),
         (message(|policy| policy.each.push("user".to_owned())), "policy.each"),
+        (message(|policy| drop(policy.labels.insert("em".into(), "ecm/host1:9102".into()))), "policy.labels"),
         (message(|policy| policy.mode = 0), "policy.mode"),
         (message(|policy| policy.mode = 5), "policy.mode"),
         (message(|policy| policy.idle_after = seconds(0, 999_999_999)), "policy.idle_after"),

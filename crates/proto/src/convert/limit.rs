@@ -134,6 +134,12 @@ pub fn maxima(
 /// Checks the names in the labels of the rule in `field` that a call sets.
 fn check_new_pattern(field: &str, pattern: &LabelPattern) -> Result<(), FieldError> {
     let in_labels = format!("{field}.labels");
+    if let Some(Some(em)) = pattern.labels().get(EM)
+        && em.contains('/')
+    {
+        let problem = format!("names the EM {em:?}; the label em is the instance alone, behind the slash");
+        return Err(FieldError::new(in_labels, problem));
+    }
     let mut labels = pattern.labels().iter();
     labels.try_for_each(|(key, value)| check_new_label(&in_labels, key, value.as_deref().unwrap_or_default()))
 }
@@ -376,7 +382,9 @@ pub fn order(field: &str, message: Option<&proto::Order>) -> Result<QueueOrder, 
 /// Checks that a request has the same value of a label wherever it is granted.
 fn check_fixed(field: &str, key: &str) -> Result<(), FieldError> {
     if [EM, EM_APPLICATION, QUEUE, NAMESPACE].contains(&key) {
-        let problem = format!("names {key:?}; a request for one of several EMs or queues has no fixed one");
+        let problem = format!(
+            "names {key:?}, which is open until the grant; name labels of the request, such as \"user\" or \"creator\""
+        );
         return Err(FieldError::new(field, problem));
     }
     Ok(())
