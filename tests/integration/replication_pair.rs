@@ -131,9 +131,10 @@ impl Node {
 
     /// Makes it the primary.
     pub async fn promote(&self) {
-        let promoted: bool =
-            sqlx::query_scalar("SELECT pg_promote()").fetch_one(&mut self.connect().await).await.unwrap();
-        assert!(promoted);
+        // Recovery may cancel a query that waits for its end.
+        self.run("SELECT pg_promote(wait => false)").await;
+        let is_primary = "SELECT count(*) FROM (SELECT WHERE NOT pg_is_in_recovery()) p";
+        eventually("it is promoted", LONG, async || self.count(is_primary).await == Some(1)).await;
     }
 
     /// Sends a signal to all of its processes.

@@ -324,13 +324,14 @@ impl World {
         match &mut action {
             Action::Reply(reply) => {
                 assert!(!matches!(reply, RequestResult::Broken { .. }), "a result belongs to an action: {reply:?}");
-                // A request that may wait is rejected only if its EMs are unregistered.
+                // A request that may wait is rejected only if its EMs are unregistered. Without its entries, it enters anew.
                 if handle.may_wait
                     && let RequestResult::Rejected(rejection) = &reply
                 {
                     let has_ems =
                         matches!(**rejection, Rejection::NoEmMatches(_)) && !instance.view.borrow().is_empty();
-                    assert!(!has_ems && !rejection.is_draining(), "request {call} ended: {rejection}");
+                    let is_lost = matches!(**rejection, Rejection::PlaceLost);
+                    assert!(!has_ems && !is_lost && !rejection.is_draining(), "request {call} ended: {rejection}");
                 }
                 let is_granted = matches!(reply, RequestResult::Decided { outcome: Outcome::Granted(_), .. });
                 self.grants += u64::from(is_granted);
