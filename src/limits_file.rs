@@ -83,7 +83,7 @@ pub fn parse(text: &str) -> Result<LimitReplacement, LimitsFileError> {
 /// A TOML value with its position.
 type SpannedValue<'t> = Spanned<DeValue<'t>>;
 
-type Maxima = BTreeMap<Dimension, i64>;
+type AmountsByDimension = BTreeMap<Dimension, i64>;
 
 /// Sections of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,7 +110,7 @@ impl Section {
     /// Returns the keys of its tables, for mistakes.
     fn keys(self) -> &'static str {
         match self {
-            Self::Limit => "labels, each, mode and max",
+            Self::Limit => "labels, each, mode, max and guarantee",
             Self::Order => "fair_by and position_kept",
             Self::Priority => "labels, each, default_priority and max_priority",
             Self::Reclaim => "labels, each, mode, idle_after, grace and per_minute",
@@ -262,7 +262,7 @@ impl LimitsReader {
 
     /// Reads a limit. Returns its labels also if the rest is wrong.
     fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<LabelPattern>, Option<Rule>) {
-        let (mut mode, mut max) = (Some(LimitMode::Enforced), Some((at, None)));
+        let (mut mode, mut max, mut guarantee) = (Some(LimitMode::Enforced), Some((at, None)), Some((at, None)));
         let pattern = self.labelled((at, Section::Limit), limit, |reader, key, value| {
             match key {
                 "mode" => mode = reader.mode(value),
@@ -270,16 +270,24 @@ impl LimitsReader {
                     let read = reader.typed("max", value, "a table", DeValue::as_table);
                     max = read.map(|table| (value.span().start, Some(table)));
                 }
+                "guarantee" => {
+                    let read = reader.typed("guarantee", value, "a table", DeValue::as_table);
+                    guarantee = read.map(|table| (value.span().start, Some(table)));
+                }
                 _ => return false,
             }
             true
         });
         let needs_max = mode != Some(LimitMode::Off);
-        let max = max.and_then(|(at, max)| self.max(at, max, needs_max));
-        let rule = pattern.clone().zip(mode).zip(max);
-        let rule = rule.map(|((pattern, mode), max)| Rule { pattern, mode, max });
+        let max = max.and_then(|(at, max)| self.amounts(at, "max", max, needs_max));
+        let guarantee = guarantee.and_then(|(at, guarantee)| self.amounts(at, "guarantee", guarantee, false));
+        let rule = pattern.clone().zip(mode).zip(max).zip(guarantee);
+        let rule = rule.map(|(((pattern, mode), max), guarantee)| Rule { pattern, mode, max, guarantee });
         if let Some(Err(uncounted)) = rule.as_ref().map(Rule::check_labels) {
             self.wrong(at, "max", uncounted.to_string());
+        }
+        if let Some(Err(wrong)) = rule.as_ref().map(Rule::check_guarantee) {
+            self.wrong(at, "guarantee", wrong.to_string());
         }
         (pattern, rule)
     }
@@ -430,31 +438,37 @@ impl LimitsReader {
         (pattern.len() == count).then(|| LabelPattern::new(pattern))
     }
 
-    fn max(&mut self, at: usize, max: Option<&DeTable<'_>>, needed: bool) -> Option<Maxima> {
-        let count = max.map_or(0, DeTable::len);
+    fn amounts(
+        &mut self,
+        at: usize,
+        field: &str,
+        amounts: Option<&DeTable<'_>>,
+        needed: bool,
+    ) -> Option<AmountsByDimension> {
+        let count = amounts.map_or(0, DeTable::len);
         if (count == 0 && needed) || count > DIMENSIONS_MAX {
-            self.wrong(at, "max", format!("names {count} dimensions; must name 1 to {DIMENSIONS_MAX}"));
+            self.wrong(at, field, format!("names {count} dimensions; must name 1 to {DIMENSIONS_MAX}"));
             return None;
         }
-        let mut amounts = BTreeMap::new();
-        for (key, value) in max.into_iter().flatten() {
-            amounts.extend(self.dimension(key.span().start, key.get_ref(), value));
+        let mut read = AmountsByDimension::new();
+        for (key, value) in amounts.into_iter().flatten() {
+            read.extend(self.dimension(key.span().start, field, key.get_ref(), value));
         }
-        (amounts.len() == count).then_some(amounts)
+        (read.len() == count).then_some(read)
     }
 
-    fn dimension(&mut self, at: usize, key: &str, value: &SpannedValue<'_>) -> Option<(Dimension, i64)> {
+    fn dimension(&mut self, at: usize, field: &str, key: &str, value: &SpannedValue<'_>) -> Option<(Dimension, i64)> {
         let Some(dimension) = Dimension::parse_key(key) else {
             let problem = format!(
                 "has the unknown dimension {key:?}; known are memory, cores, instances, queue_memory, queue_cores, \
                  queue_instances, kubernetes_memory, kubernetes_millicores, waiting, and custom ones as \"special.NAME\", in quotes"
             );
-            self.wrong(at, "max", problem);
+            self.wrong(at, field, problem);
             return None;
         };
-        let name = self.name(at, "max (a key)", dimension.name());
+        let name = self.name(at, &format!("{field} (a key)"), dimension.name());
         let amount = amount(&dimension, value.get_ref());
-        let amount = amount.map_err(|problem| self.wrong(value.span().start, &format!("max[{key:?}]"), problem));
+        let amount = amount.map_err(|problem| self.wrong(value.span().start, &format!("{field}[{key:?}]"), problem));
         name.and(Some((dimension, amount.ok()?)))
     }
 

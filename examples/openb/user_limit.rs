@@ -50,7 +50,7 @@ pub fn scope(user: &str) -> String {
 
 pub async fn set(client: &RmClient, amounts: Amounts) -> Result<(), CallError> {
     let max = Amounts::NAMES.into_iter().map(Dimension::from).zip(amounts.values()).collect();
-    let rule = Rule { pattern: pattern(), mode: Default::default(), max };
+    let rule = Rule { pattern: pattern(), mode: Default::default(), max, guarantee: Default::default() };
     repeated(|| "setting the limit".into(), || client.set_limit(&rule)).await?;
     Ok(())
 }

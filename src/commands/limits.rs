@@ -13,7 +13,7 @@ use rm_client::calls;
 use rm_edge::convert;
 use rm_model::{limit::LimitReplacement, order::QueueRuleReplacement, priority::Priorities, reclaim::ReclaimPolicies};
 use rm_proto::v1::{
-    GetOrderRequest, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ListPrioritiesRequest,
+    GetOrderRequest, GuaranteeExcess, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ListPrioritiesRequest,
     ListReclaimPoliciesRequest, OrderChange, PriorityChange, ReclaimPolicyChange, ReplaceLimitsRequest,
     ReplaceLimitsResponse, ScopeUsage,
 };
@@ -233,9 +233,15 @@ fn count(changes: &ReplaceLimitsResponse) -> i64 {
 
 fn maximum(limit: &Limit) -> String {
     match scopes::mode(limit) {
-        "enforced" => text::amounts_by_key(&limit.max),
-        mode => format!("{} {mode}", text::amounts_by_key(&limit.max)),
+        "enforced" => maximum_and_guarantee(limit),
+        mode => format!("{} {mode}", maximum_and_guarantee(limit)),
     }
+}
+
+/// Describes the amounts of a limit.
+pub(super) fn maximum_and_guarantee(limit: &Limit) -> String {
+    let max = text::amounts_by_key(&limit.max);
+    if limit.guarantee.is_empty() { max } else { format!("{max} guarantee {}", text::amounts_by_key(&limit.guarantee)) }
 }
 
 pub(super) fn name(limit: &Limit) -> String {
@@ -291,6 +297,11 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
     let unnamed = changes.over_limit_count - i64::try_from(changes.over_limit.len()).unwrap_or(i64::MAX);
     if unnamed > 0 {
         let _ = writeln!(text, "... and {unnamed} more");
+    }
+    for GuaranteeExcess { labels, dimension, guaranteed, capacity } in &changes.guarantee_excess {
+        let [guaranteed, capacity] = [guaranteed, capacity].map(|amount| text::amount_by_key(dimension, *amount));
+        let labels = labels.join(", ");
+        let _ = writeln!(text, "the guarantees by {labels} exceed the EMs: {dimension}={guaranteed} of {capacity}");
     }
     if changes.over_limit_partial {
         text.push_str("not all scopes were checked: linkis-rm scope list lists the others\n");
@@ -364,7 +375,7 @@ fn row(limit: &Limit) -> TableRow {
     };
     cells![
         name(limit),
-        text::amounts_by_key(&limit.max),
+        maximum_and_guarantee(limit),
         scopes::mode(limit).to_owned(),
         state.to_owned(),
         limit.update_time.as_ref(),

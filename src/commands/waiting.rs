@@ -136,6 +136,15 @@ fn rows(waiting: &WaitingRequest) -> Vec<TableRow> {
     }
 }
 
+/// Returns the class of a request: entitled by a guarantee, first, or behind an own request.
+fn turn(waiting: &WaitingRequest) -> &'static str {
+    match (waiting.is_entitled, waiting.has_turn) {
+        (true, _) => "entitled",
+        (false, true) => "first",
+        (false, false) => "behind",
+    }
+}
+
 fn row(waiting: &WaitingRequest, (queue, position): (String, String)) -> TableRow {
     let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());
     cells![
@@ -151,7 +160,7 @@ fn row(waiting: &WaitingRequest, (queue, position): (String, String)) -> TableRo
         text::name_or_nothing(&waiting.engine_type),
         instances,
         others,
-        if waiting.has_turn { "first" } else { "behind" }.to_owned(),
+        turn(waiting).to_owned(),
         format!("{}s", waiting.priority),
         waiting.ticket_id.clone(),
         text::labels(&waiting.labels),

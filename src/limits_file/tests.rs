@@ -15,7 +15,7 @@ fn limits_file_is_parsed() {
 #[test]
 fn limits_are_read_as_written() {
     let lines = "[[limit]]\nlabels = { \"team\" = \"a \\\"b\\\" \\\\\" }\neach = [\"creator\", \"user\"]\n\
-        max = { \"memory\" = \"20g\", \"cores\" = 4096, \"special.gpu\" = 0 }\nmode = \"advisory\"\n\
+        max = { \"memory\" = \"20g\", \"cores\" = 4096, \"special.gpu\" = 0 }\nguarantee = { \"memory\" = \"1g\" }\nmode = \"advisory\"\n\
         [[limit]]\neach = [\"user\"]\nmax = { \"memory\" = 1025 }\n[[limit]]\neach = [\"creator\"]\nmode = \"off\"\n";
     let new = parse(lines).unwrap();
     assert_eq!(text(&new), lines);
@@ -53,7 +53,7 @@ fn mistakes_are_reported_with_their_lines() {
             "file: has the unknown key \"limits\"; known are [[limit]], [order], [[priority]] and [[reclaim]]",
         ),
         ("[[limit]]", "labels: names 0 labels (with each); must name 1 to 8"),
-        ("maximum = 1", "limit: has the unknown key \"maximum\"; known are labels, each, mode and max"),
+        ("maximum = 1", "limit: has the unknown key \"maximum\"; known are labels, each, mode, max and guarantee"),
         ("max = {}", "max: names 0 dimensions; must name 1 to 64"),
         ("[[limit]]", ""),
         ("labels = { user = 'u', a = 1,", "labels[\"a\"]: must be a string; is of the type integer"),
@@ -83,6 +83,14 @@ fn mistakes_are_reported_with_their_lines() {
         ("labels = { queue = 'q' }", ""),
         ("max = { cores = 1, queue_cores = 1 }", ""),
         ("mode = 'of'", "mode: is \"of\"; must be \"enforced\", \"advisory\" or \"off\""),
+        ("[[limit]]", "guarantee: has 2 for \"cores\"; must be at most its maximum of 1"),
+        ("each = ['engine_type']", ""),
+        ("max = { cores = 1 }", ""),
+        ("guarantee = { cores = 2 }", ""),
+        ("[[limit]]", "guarantee: names \"memory\", which max does not name: a guarantee needs a maximum"),
+        ("each = ['tenant']", ""),
+        ("max = { cores = 1 }", ""),
+        ("guarantee = { memory = 2 }", ""),
         ("[[limit]]", ""),
         ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
         ("max.cores = 1", ""),

@@ -2,7 +2,7 @@
 //!
 //! Caller: `limit export`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::commands::is_harmful;
 use rm_model::{
@@ -31,13 +31,10 @@ pub fn text(new: &LimitReplacement) -> String {
         let labels = fair_by.labels().map(quoted).collect::<Vec<_>>().join(", ");
         text += &format!("[order]\nfair_by = [{labels}]\nposition_kept = {}\n", written(*position_kept));
     }
-    for Rule { pattern, max, mode } in rules.iter().flatten() {
-        let max = max.iter();
-        let max =
-            max.map(|(dimension, amount)| format!("{} = {}", quoted(&dimension.key()), exact(dimension, *amount)));
-        let max = max.collect::<Vec<_>>().join(", ");
+    for Rule { pattern, max, mode, guarantee } in rules.iter().flatten() {
         text += &header(Section::Limit, pattern);
-        text += &line(format!("max = {{ {max} }}"), !max.is_empty());
+        text += &amounts("max", max);
+        text += &amounts("guarantee", guarantee);
         text += &line(format!("mode = \"{}\"", mode.as_str()), *mode != LimitMode::Enforced);
     }
     for PriorityRule { pattern, default, max } in priorities.iter().flat_map(Priorities::rules) {
@@ -51,6 +48,15 @@ pub fn text(new: &LimitReplacement) -> String {
         text += &format!("grace = {}\nper_minute = {per_minute}\n", written(*grace));
     }
     text
+}
+
+/// Returns a line with amounts; nothing if there are none.
+fn amounts(key: &str, amounts: &BTreeMap<Dimension, i64>) -> String {
+    let written = amounts
+        .iter()
+        .map(|(dimension, amount)| format!("{} = {}", quoted(&dimension.key()), exact(dimension, *amount)));
+    let written = written.collect::<Vec<_>>().join(", ");
+    line(format!("{key} = {{ {written} }}"), !written.is_empty())
 }
 
 fn line(line: String, is_needed: bool) -> String {

@@ -27,7 +27,7 @@ fn capped(user: &str, caps: &[Cap]) -> ResourceRequest {
 
 fn in_mode(labels: &[&str], mode: LimitMode) -> Rule {
     let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
-    Rule { pattern: LabelPattern::new(labels), mode, max: Default::default() }
+    Rule { pattern: LabelPattern::new(labels), mode, max: Default::default(), guarantee: Default::default() }
 }
 
 fn details(error: &ClientError) -> (Code, String) {

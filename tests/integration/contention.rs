@@ -140,7 +140,10 @@ async fn user_lock_requires_limit_by_user() {
     let (database, rm) = start_with_em(em("a"), load(1000, 1000, 1000)).await;
     let by_creator = LabelPattern::new([("creator".to_owned(), None)].into());
     let max = [(Dimension::Instances, 1000)].into();
-    rm.client.set_limit(&Rule { pattern: by_creator, mode: Default::default(), max }).await.unwrap();
+    rm.client
+        .set_limit(&Rule { pattern: by_creator, mode: Default::default(), max, guarantee: Default::default() })
+        .await
+        .unwrap();
     let mut holder = database.connect().await;
     execute(&mut holder, r#"BEGIN; INSERT INTO linkis_resource_lock (scope, "user") VALUES ('user', 'hadoop')"#).await;
     for _ in 0..20 {

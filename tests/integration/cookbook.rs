@@ -50,7 +50,12 @@ fn labels(of: &[(&str, &str)]) -> Labels {
 
 fn rule(of: &[(&str, Option<&str>)], mode: LimitMode, max: &[(Dimension, i64)]) -> Rule {
     let pattern: BTreeMap<_, _> = of.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-    Rule { pattern: LabelPattern::new(pattern), mode, max: max.iter().cloned().collect() }
+    Rule {
+        pattern: LabelPattern::new(pattern),
+        mode,
+        max: max.iter().cloned().collect(),
+        guarantee: Default::default(),
+    }
 }
 
 /// Returns the resource of an engine with amounts of a queue.

@@ -35,7 +35,12 @@ async fn calls(address: &str) -> Calls {
 
 fn each(labels: &[&str], mode: LimitMode) -> Rule {
     let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
-    Rule { pattern: LabelPattern::new(labels), mode, max: BTreeMap::from([(Dimension::Instances, 900)]) }
+    Rule {
+        pattern: LabelPattern::new(labels),
+        mode,
+        max: BTreeMap::from([(Dimension::Instances, 900)]),
+        guarantee: Default::default(),
+    }
 }
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

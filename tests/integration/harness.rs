@@ -416,7 +416,7 @@ pub fn counted(rules: Vec<Rule>, policies: BTreeMap<Name, Policy>) -> Limits {
 pub fn limit(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
     let labels = labels.iter().map(|(label, value)| ((*label).to_owned(), value.map(str::to_owned)));
     let max = max.iter().cloned().collect();
-    Rule { pattern: LabelPattern::new(labels.collect()), mode: LimitMode::Enforced, max }
+    Rule { pattern: LabelPattern::new(labels.collect()), mode: LimitMode::Enforced, max, guarantee: Default::default() }
 }
 
 /// A limit on the instances of each user.

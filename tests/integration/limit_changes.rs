@@ -176,6 +176,27 @@ async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto:
     limits.clone().replace_limits(call).await.unwrap().into_inner()
 }
 
+/// Guarantees beyond the capacity are set, and named by the dry run and by the change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guarantees_above_capacity_are_named() {
+    let (_database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    rm.client.register(registration(em("host1"), cpu(10))).await.unwrap();
+    let guaranteed = |user: &str, cores| {
+        let [max, guarantee] = [10, cores].map(|cores| BTreeMap::from([("cores".to_owned(), cores)]));
+        proto::Limit { max, guarantee, ..limit(Some(user), 0) }
+    };
+    let excess = async |cores, dry_run| {
+        let all = [guaranteed("alice", 6), guaranteed("bob", cores)];
+        replace(&limits, &all, dry_run).await.guarantee_excess
+    };
+    let labels = vec!["user".to_owned()];
+    let expected = proto::GuaranteeExcess { labels, dimension: "cores".to_owned(), guaranteed: 11, capacity: 10 };
+    assert_eq!(excess(5, true).await, [expected.clone()]);
+    assert_eq!(excess(5, false).await, [expected]);
+    assert_eq!(excess(4, true).await, []);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_replacement_equals_its_dry_run() {
     let (database, rm) = start().await;

@@ -17,7 +17,7 @@ use crate::harness::*;
 fn rule(labels: &[(&str, Option<&str>)], mode: LimitMode, instances: Option<i64>) -> Rule {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
     let max = instances.map(|instances| (Dimension::Instances, instances)).into_iter().collect();
-    Rule { pattern: LabelPattern::new(labels.collect()), mode, max }
+    Rule { pattern: LabelPattern::new(labels.collect()), mode, max, guarantee: Default::default() }
 }
 
 fn ask(user: &str) -> ResourceRequest {

@@ -229,6 +229,7 @@ fn rule(of: &[(&str, Option<&str>)], instances: i64) -> Rule {
         pattern: LabelPattern::new(pattern),
         mode: Default::default(),
         max: [(Dimension::Instances, instances)].into(),
+        guarantee: Default::default(),
     }
 }
 

@@ -37,7 +37,12 @@ fn field<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> String {
 
 fn of_creator(creator: &str) -> Rule {
     let labels = BTreeMap::from([("creator".to_owned(), Some(creator.to_owned()))]);
-    Rule { pattern: LabelPattern::new(labels), mode: Default::default(), max: [(Dimension::Instances, 5)].into() }
+    Rule {
+        pattern: LabelPattern::new(labels),
+        mode: Default::default(),
+        max: [(Dimension::Instances, 5)].into(),
+        guarantee: Default::default(),
+    }
 }
 
 fn in_queue(queue: &str) -> Resource {

@@ -75,7 +75,12 @@ struct Measured {
 /// Returns a very large limit for each value of a label.
 fn for_each(label: &str, instances: i64) -> Rule {
     let pattern = LabelPattern::new([(label.to_owned(), None)].into());
-    Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
+    Rule {
+        pattern,
+        mode: Default::default(),
+        max: [(Dimension::Instances, instances)].into(),
+        guarantee: Default::default(),
+    }
 }
 
 /// Sets a limit with a new label set, waits until all live tickets are counted, and deletes the limit.

@@ -265,6 +265,7 @@ async fn invalid_refusal_and_usage_calls_return_field() {
         pattern: LabelPattern::new([("user".to_owned(), None)].into()),
         mode: Default::default(),
         max: [(Dimension::Instances, 1)].into(),
+        guarantee: Default::default(),
     };
     rm.client.set_limit(&rule).await.unwrap();
     assert!(usage.list_refusals(none).await.unwrap().into_inner().refusals.is_empty());

@@ -53,7 +53,12 @@ async fn dry_run_returns_head_room() {
         (&["tenant"][..], vec![(Dimension::Cores, 50)]),
     ] {
         rm.client
-            .set_limit(&Rule { pattern: keys(labels), mode: Default::default(), max: max.into_iter().collect() })
+            .set_limit(&Rule {
+                pattern: keys(labels),
+                mode: Default::default(),
+                max: max.into_iter().collect(),
+                guarantee: Default::default(),
+            })
             .await
             .unwrap();
     }

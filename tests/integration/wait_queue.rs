@@ -14,6 +14,7 @@ use rm_model::{
     hold::NewHold,
     limit::Rule,
     operation::{Grant, LockKey},
+    order::Class,
     resource::{Dimension, Resource},
 };
 use rm_proto::v1::{self as proto, resource_manager_service_client::ResourceManagerServiceClient};
@@ -24,6 +25,7 @@ use uuid::Uuid;
 use crate::{harness::*, proxy::FaultPlan};
 
 mod dead_instances;
+mod guarantees;
 mod order;
 mod outages;
 mod positions;

@@ -83,5 +83,10 @@ async fn is_in_force(url: &str) -> Result<bool, Failure> {
 /// Returns a limit without effect for each value of a label.
 pub(crate) fn each(label: &str) -> Rule {
     let pattern = LabelPattern::new(BTreeMap::from([(label.to_owned(), None)]));
-    Rule { pattern, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, i64::MAX)]) }
+    Rule {
+        pattern,
+        mode: Default::default(),
+        max: BTreeMap::from([(Dimension::Instances, i64::MAX)]),
+        guarantee: Default::default(),
+    }
 }

@@ -71,7 +71,14 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     client.register(registration(em(0)?, PLENTY)?).await?;
     let labels = BTreeMap::from([("user".to_owned(), None), ("creator".to_owned(), Some(LIMITED.to_owned()))]);
     let max = BTreeMap::from([(Dimension::Instances, 1)]);
-    client.set_limit(&Rule { pattern: LabelPattern::new(labels), mode: Default::default(), max }).await?;
+    client
+        .set_limit(&Rule {
+            pattern: LabelPattern::new(labels),
+            mode: Default::default(),
+            max,
+            guarantee: Default::default(),
+        })
+        .await?;
     let register = |client: RmClient, number: u64| async move {
         client.register(registration(em(1 + number)?, 1)?).await?;
         Ok(())

@@ -98,7 +98,12 @@ async fn change(client: RmClient, users: u64) -> Result<Vec<f64>, Failure> {
         let most = i64::try_from(ROOM + number)?;
         let begun = Instant::now();
         client
-            .set_limit(&Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, most)].into() })
+            .set_limit(&Rule {
+                pattern,
+                mode: Default::default(),
+                max: [(Dimension::Instances, most)].into(),
+                guarantee: Default::default(),
+            })
             .await?;
         times.push(millis(begun.elapsed()));
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -25,7 +25,8 @@ impl RmClient {
 
     /// Deletes a limit.
     pub async fn delete_limit(&self, pattern: &LabelPattern) -> Result<()> {
-        let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
+        let rule =
+            Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new(), guarantee: BTreeMap::new() };
         let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), ..Default::default() };
         self.make(&calls::DELETE_LIMIT, &message).await?;
         Ok(())

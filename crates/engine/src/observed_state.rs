@@ -131,9 +131,11 @@ impl CheckState {
 
     /// Returns the rank of a request; `None` if no ranks were read.
     fn decided(&self, request: &PlacedRequest, stored: Option<QueuePosition>) -> Option<DecidedRank> {
-        let rules = (self.limits.queue_rules(), self.now?);
+        let rules = (&*self.limits, self.now?);
         let wait_keys = assessment::all_wait_keys(request, &self.limits, &self.clusters, &self.holds);
-        Some(self.line.ranks.decide(request, stored.map(|stored| stored.ticket_id()), wait_keys, rules))
+        Some(self.line.ranks.decide(request, stored.map(|stored| stored.ticket_id()), wait_keys, rules, |counter| {
+            self.scopes.get(counter)
+        }))
     }
 
     /// Assesses a request on its EM, in its scopes and in its external queue.
@@ -157,7 +159,7 @@ impl CheckState {
     /// Returns the head-room and the exceeded advisory limits; empty if the verdict explains the rejection.
     pub fn room(&self, request: &PlacedRequest) -> DryRunResult {
         let Some(em) = self.ems.get(&request.em) else { return DryRunResult::default() };
-        let (scopes, resource) = (request.scopes(&self.limits), &request.ask.resource);
+        let (scopes, resource) = (request.scopes(&self.limits), request.resource());
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         let kept = request.ask.request_key().and_then(|key| self.kept.get(&key));
         let position = self.decided(request, kept.map(|kept| kept.position)).map(|decided| decided.position);

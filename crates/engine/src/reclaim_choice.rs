@@ -2,7 +2,7 @@
 //!
 //! A trial subtracts the amounts of tickets from the counters, and assesses the request as a check does. So all keys
 //! of the request count, and all requests before it. Either a set of tickets makes the request fit, or none is chosen. The set contains
-//! no ticket that it does not need. Requests are served in the order of their positions, from one state: a request that fits then counts
+//! no ticket that it does not need, and takes no scope below its guarantee. Requests are served in the order of their positions, from one state: a request that fits then counts
 //! as granted, so no two get the same capacity.
 //!
 //! Never: ends an engine; decides whether a ticket may be chosen, which the reclaim policies do. The capacity of an external queue is
@@ -19,7 +19,7 @@ use rm_model::{
     ledger,
     limit::LimitedScope,
     operation::PlacedRequest,
-    resource::{Resource, ResourceError},
+    resource::{Dimension, Resource, ResourceError},
     scope::ScopeHoldings,
     ticket::Ticket,
     wait_queue::WaitKey,
@@ -181,7 +181,10 @@ impl ReclaimTrial {
             let number = chosen.map_or(usize::MAX, |chosen| chosen.number);
             (!own(candidate), number, is_same_kind(ticket, place), *idle_since, ticket.id)
         });
-        tickets.retain(|candidate| self.change(&candidate.idle.ticket, &candidate.counters, Change::End));
+        tickets.retain(|candidate| {
+            !self.is_guaranteed(candidate, place)
+                && self.change(&candidate.idle.ticket, &candidate.counters, Change::End)
+        });
         let suffices = !tickets.is_empty() && self.fits(place);
         let mut needed = tickets.clone();
         for number in (0..tickets.len()).rev() {
@@ -198,6 +201,21 @@ impl ReclaimTrial {
         let new = needed.iter().filter(|candidate| !own(candidate)).count();
         let costs = (new, needed.len());
         suffices.then_some(Solution { place, tickets: needed, costs })
+    }
+
+    /// Returns whether the end of a ticket would take a scope below its guarantee. The request itself counts in its own scopes.
+    fn is_guaranteed(&self, candidate: &Candidate<'_>, place: &PlacedRequest) -> bool {
+        let (ended, own) = (candidate.idle.ticket.resource(), place.scopes(&self.state.limits));
+        candidate.counters.iter().any(|at| {
+            let is_own = own.iter().any(|own| own.counter == at.counter);
+            let held =
+                |dimension: &Dimension| self.state.scopes.get(&at.counter).map_or(0, |usage| usage.held(dimension));
+            at.guarantees().any(|(dimension, guarantee)| {
+                let requested = if is_own { place.resource().get(dimension) } else { 0 };
+                let amount = ended.get(dimension);
+                amount > 0 && held(dimension).saturating_add(requested).saturating_sub(amount) < guarantee
+            })
+        })
     }
 
     /// Returns the tickets to try for a request: for each key where it is short, those with earlier choices and the longest idle ones.
@@ -226,7 +244,7 @@ impl ReclaimTrial {
         let ticket_id = place.ask.ticket_id;
         self.served.insert(ticket_id);
         self.leave(ticket_id);
-        let resource = &place.ask.resource;
+        let resource = place.resource();
         if let Some(em) = self.state.ems.get_mut(&place.em)
             && let Ok(locked) = em.share(resource).and_then(|share| em.locked.add(&share))
         {

@@ -64,8 +64,13 @@ fn policy(labels: &[(&str, Option<&str>)], mode: ReclaimMode) -> ReclaimPolicy {
 
 impl World {
     fn new(cores: i64, of_user: i64) -> Self {
-        let max = BTreeMap::from([(Dimension::Cores, of_user)]);
-        let rule = Rule { pattern: pattern(&[("user", None)]), mode: LimitMode::Enforced, max };
+        Self::guaranteed(cores, of_user, 0)
+    }
+
+    /// As [`World::new`], and each user is guaranteed some cores.
+    fn guaranteed(cores: i64, of_user: i64, guarantee: i64) -> Self {
+        let [max, guarantee] = [of_user, guarantee].map(|cores| BTreeMap::from([(Dimension::Cores, cores)]));
+        let rule = Rule { pattern: pattern(&[("user", None)]), mode: LimitMode::Enforced, max, guarantee };
         let counting = CountingRule::wanted([rule.label_set()].into(), &BTreeMap::new()).pop_first().unwrap();
         let limits = Limits::new(Uuid::nil(), vec![LabelSet { id: 1, counting, is_counted: true }], [rule]);
         let world = Self {
@@ -193,7 +198,7 @@ impl World {
             // A request that fits is about to be granted.
             let wait_keys = if short.is_empty() { [WaitKey::Em(request.em.clone())].into() } else { short };
             for wait_key in wait_keys {
-                let entry = QueueEntry { resource: request.ask.resource.clone(), is_short: true };
+                let entry = QueueEntry { resource: request.resource().clone(), is_short: true };
                 line.line.insert(wait_key, request.position().unwrap(), entry);
             }
             state.line.line = line.line.clone();
@@ -273,6 +278,28 @@ fn choice_contains_no_unneeded_ticket() {
     world.ticket(2, "a", SPARK, Some(200));
     world.request(100, "a", SQL, 1);
     assert_eq!(world.chosen(), [(2, 100)]);
+}
+
+/// The idle engines of a user stay as far as its guarantee. Its own request may use what it frees.
+#[test]
+fn choice_takes_no_scope_below_its_guarantee() {
+    let mut world = World::guaranteed(3, 10, 2);
+    for (number, idle_since) in [(1, 300), (2, 100), (3, 200)] {
+        world.ticket(number, "a", BOB, Some(idle_since));
+    }
+    world.request(100, "a", SQL, 2);
+    assert_eq!(world.chosen(), [], "two would take the user below its guarantee");
+    world.requests.clear();
+    world.request(101, "a", SPARK, 1);
+    assert_eq!(world.chosen(), [(2, 101)]);
+    world.tickets.remove(&id(1));
+    world.ticket(4, "a", SQL, None);
+    world.requests.clear();
+    world.request(102, "a", SPARK, 1);
+    assert_eq!(world.chosen(), []);
+    world.requests.clear();
+    world.request(103, "a", BOB, 1);
+    assert_eq!(world.chosen(), [(2, 103)]);
 }
 
 #[test]

@@ -391,7 +391,7 @@ pub fn all_wait_keys(
     clusters: &Clusters,
     holds: &Holds,
 ) -> impl Iterator<Item = WaitKey> + use<> {
-    let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.wait_keys());
+    let in_queue = clusters.asked(request.resource(), &request.ask.labels).map(|asked| asked.wait_keys());
     let held = holds.block(request).map(|held| held.wait_keys);
     let keys = in_queue.unwrap_or_default().into_iter().chain(held.unwrap_or_default().into_keys());
     wait_keys(request, limits).chain(keys)

@@ -81,7 +81,7 @@ impl Holds {
         let keys = [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())];
         let (key, hold) = keys.iter().find_map(|key| self.0.get_key_value(key))?;
         let wait_keys = [(key.wait_key(), true)].into();
-        Some(BlockedRequest { refusal: Refusal::of_hold(key, hold, &request.ask.resource), wait_keys })
+        Some(BlockedRequest { refusal: Refusal::of_hold(key, hold, request.resource()), wait_keys })
     }
 
     /// Replaces the assessment of a request that may wait and whose EM or user is held, or whose EM is closed, unless the request never
@@ -97,7 +97,7 @@ impl Holds {
     ) -> Result<T, Box<BlockedRequest>> {
         let is_closed = request.ask.may_wait && (em.drain.is_some() || request.is_em_unavailable);
         let closed = || BlockedRequest {
-            refusal: Refusal::of_closed_em(em, &request.ask.resource),
+            refusal: Refusal::of_closed_em(em, request.resource()),
             wait_keys: [(WaitKey::Em(em.instance.clone()), true)].into(),
         };
         let Some(mut held) = self.block(request).or_else(|| is_closed.then(closed)) else { return assessed };

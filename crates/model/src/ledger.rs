@@ -303,11 +303,11 @@ impl Ledger {
             Ok(judged) => judged,
             Err(short) => return self.wait_or_refuse(op, entry, decided, *short),
         };
-        let advisory_violations = advisory_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
+        let advisory_violations = advisory_violations(&scopes, usage, &op.resource().zero_like(), op.resource());
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
-        self.count(&mut counted, &scopes, |at, usage| usage.locked.add(at.share(&op.ask.resource), 1))?;
+        self.count(&mut counted, &scopes, |at, usage| usage.locked.add(at.share(op.resource()), 1))?;
         self.apply_usage(counted);
         let em = registered_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
@@ -372,7 +372,7 @@ impl Ledger {
             em: op.em.clone(),
             labels: op.ask.labels.clone(),
             locked_time: self.now,
-            state: TicketState::Locked { resource: op.ask.resource.clone(), expires_at },
+            state: TicketState::Locked { resource: op.resource().clone(), expires_at },
             principal: op.ask.principal.clone(),
             em_epoch,
         }

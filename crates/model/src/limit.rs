@@ -36,9 +36,11 @@ mod usage;
 pub use label_set::{CountingRule, LabelSet};
 pub use maximum::{Maximum, MaximumSource};
 pub use pattern_rules::{PatternChange, PatternRule, PatternRules};
-pub use rule::{LabelPattern, Rule, RuleChanges, RulePrecondition, RuleRecord};
+pub use rule::{LabelPattern, Rule, RuleChanges, RulePrecondition, RuleRecord, WrongGuarantee};
 use rule::{RuleSet, check_order};
-pub use usage::{LimitChanges, LimitExcess, LimitReplacement, RuleReplacement, ScopeUsage, sort_fullest};
+pub use usage::{
+    GuaranteeExcess, LimitChanges, LimitExcess, LimitReplacement, RuleReplacement, ScopeUsage, sort_fullest,
+};
 
 /// Maximum number of labels in one limit.
 pub const LABELS_MAX: usize = 8;
@@ -90,6 +92,12 @@ impl LimitedScope {
     pub fn waiting_max(&self) -> Option<(i64, &Rule)> {
         let of_waiting = self.rules.iter().find_map(|rule| Some((*rule.max.get(&Dimension::Waiting)?, &**rule)));
         of_waiting.filter(|(_, rule)| rule.mode == LimitMode::Enforced)
+    }
+
+    /// Returns the guarantee of each counted dimension that has one. The rule that decides the maximum decides it, too.
+    pub fn guarantees(&self) -> impl Iterator<Item = (&Dimension, i64)> {
+        let in_effect = self.maxima().filter(|(.., rule)| rule.mode != LimitMode::Off);
+        in_effect.filter_map(|(dimension, _, rule)| Some((dimension, *rule.guarantee.get(dimension)?)))
     }
 
     /// Returns the amounts of a resource that this scope counts.

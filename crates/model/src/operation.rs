@@ -21,6 +21,7 @@ use super::{
     refusal::{Refusal, Shortfall},
     report::LastSignOfLife,
     resource::Resource,
+    scope::Scope,
     ticket::{EndedTicket, EngineInstance, Ticket},
     wait_queue::{QueuePosition, WaitKeys},
 };
@@ -372,7 +373,7 @@ impl Operation {
     /// Returns the resource and labels if the operation requests or adopts amounts in an external queue.
     pub fn asks_queue(&self) -> Option<(&Resource, &Labels)> {
         let asked = match self {
-            Self::Request(op) => (&op.ask.resource, &op.ask.labels),
+            Self::Request(op) => (op.resource(), &op.ask.labels),
             Self::Adopt(op) => (&op.used, &op.labels),
             _ => return None,
         };
@@ -480,6 +481,8 @@ pub struct QueuedOutcome {
     pub priority: i16,
     /// Wait keys of the request.
     pub wait_keys: WaitKeys,
+    /// Scopes with guarantees: the request may become entitled when their holdings shrink.
+    pub guaranteed_scopes: Vec<Scope>,
     /// Refusal that the request would get without waiting.
     pub refusal: Refusal,
 }

@@ -22,11 +22,12 @@ use uuid::Uuid;
 
 use super::{
     assessment::BlockedRequest,
-    limit::PatternChange,
+    guarantee::{Entitlement, Promises},
+    limit::{Limits, PatternChange},
     operation::{PlacedRequest, Rejection},
     priority::{Priorities, PriorityRule},
     reclaim::{ReclaimPolicies, ReclaimPolicy},
-    scope::{TicketLabels, USER},
+    scope::{ScopeCounter, ScopeHoldings, TicketLabels, USER},
     selector::EmSelector,
     wait_queue::{AssessedPosition, QueuePosition, WaitKey},
 };
@@ -430,11 +431,11 @@ impl OwnRequests {
     }
 
     /// Returns the class of a request among its own ones: behind if an earlier present one is short at a key where it is
-    /// short, too.
+    /// short, too. An entitled request stays entitled otherwise.
     pub fn class_of(&self, request: &RankedRequest) -> Class {
         let own_order = request.own_order();
         let mut firsts = queue_keys(request, request.turn_keys()).filter_map(|key| self.present_at(&key).next());
-        if firsts.any(|first| first.own_order() < own_order) { Class::Behind } else { Class::First }
+        if firsts.any(|first| first.own_order() < own_order) { Class::Behind } else { request.class.min(Class::First) }
     }
 
     /// Returns whether a present own request that is earlier in own order is short at `wait_key`.
@@ -597,6 +598,8 @@ pub struct QueueRanks {
     pub latest: Option<OffsetDateTime>,
     /// Turns with absent firsts.
     pub absent_turns: BTreeSet<Arc<str>>,
+    /// Amounts of other entitled requests, in the scopes with guarantees.
+    pub promises: Promises,
 }
 
 /// A request with the position at which a check assesses it.
@@ -636,22 +639,31 @@ impl QueueRanks {
         new_rank_time(now, self.latest)
     }
 
-    /// Ranks a request whose entry is stored under `stored`, or a newcomer without. `wait_keys` are all keys at which it can wait.
-    pub fn decide(
+    /// Ranks a request whose entry is stored under `stored`, or a newcomer without. `wait_keys` are all keys at which it can wait;
+    /// `usage` returns the holdings of its scopes.
+    pub fn decide<'a>(
         &self,
         request: &PlacedRequest,
         stored: Option<Uuid>,
         wait_keys: impl IntoIterator<Item = WaitKey>,
-        (rules, now): (&QueueRules, OffsetDateTime),
+        (limits, now): (&Limits, OffsetDateTime),
+        usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     ) -> DecidedRank {
+        let guaranteed = |class: Class, before: Entitlement| match class {
+            Class::Behind => Class::Behind,
+            _ if self.promises.is_entitled(request, limits, &usage, before) => Class::Entitled,
+            _ => Class::First,
+        };
         let (now, wait_keys) = (self.rank_time(now), wait_keys.into_iter().collect::<Vec<_>>());
         let stored = stored.and_then(|ticket_id| self.own.get(ticket_id));
         let (rank, position) = match stored {
             Some(stored) => {
-                let rank = match stored.is_absent {
+                let mut rank = match stored.is_absent {
                     true => self.returning(stored, wait_keys.iter().cloned(), now),
                     false => RankedRequest { class: self.own.class_of(stored), ..stored.clone() },
                 };
+                let is_stored = rank.class == Class::Entitled && !stored.is_absent;
+                rank.class = guaranteed(rank.class, if is_stored { Entitlement::Stored } else { Entitlement::New });
                 let mut position = AssessedPosition::from(Some(rank.position()));
                 if !rank.was_shared {
                     let entering = rank.at_shared_key(now);
@@ -662,7 +674,8 @@ impl QueueRanks {
                 (rank, position)
             }
             None => {
-                let rank = RankedRequest::entering(request, rules, now);
+                let mut rank = RankedRequest::entering(request, limits.queue_rules(), now);
+                rank.class = guaranteed(rank.class, Entitlement::New);
                 let position = self.own.entering_position(&rank, wait_keys.iter().cloned());
                 (rank, position)
             }

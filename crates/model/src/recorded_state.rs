@@ -16,6 +16,7 @@ use super::{
     policy::Policy,
     priority::PriorityRule,
     reclaim::ReclaimPolicy,
+    resource::Dimension,
     ticket::{Ticket, TicketState},
     timestamp::rfc3339,
 };
@@ -58,9 +59,14 @@ impl RecordedState {
 
     /// Returns the state of a limit.
     pub fn of_rule(rule: &Rule) -> Self {
-        let max: Map<String, Value> =
-            rule.max.iter().map(|(dimension, max)| (dimension.key(), (*max).into())).collect();
-        Self::new(&json!({ "max": max, "mode": rule.mode.as_str() }))
+        let by_key = |amounts: &BTreeMap<Dimension, i64>| -> Map<String, Value> {
+            amounts.iter().map(|(dimension, amount)| (dimension.key(), (*amount).into())).collect()
+        };
+        let mut state = json!({ "max": by_key(&rule.max), "mode": rule.mode.as_str() });
+        if !rule.guarantee.is_empty() {
+            state["guarantee"] = by_key(&rule.guarantee).into();
+        }
+        Self::new(&state)
     }
 
     /// Returns the state of a policy.

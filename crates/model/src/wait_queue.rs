@@ -23,7 +23,7 @@ use super::{
     cap::Cap,
     em::EmInstance,
     name::{Labels, Name},
-    order::RankedRequest,
+    order::{Class, RankedRequest},
     resource::Resource,
     scope::{Scope, Tally},
     visits::visit,
@@ -256,8 +256,8 @@ pub struct WaitingRequest {
     pub claim: Option<Uuid>,
     /// Time until which the position is kept for an absent caller; `None` if the caller is present.
     pub kept_until: Option<OffsetDateTime>,
-    /// Whether the request is a first: no earlier own request is short where it is short.
-    pub has_turn: bool,
+    /// Class of the latest decision.
+    pub class: Class,
     /// Head start, in seconds.
     pub priority: i16,
     /// Keys where the request is short, for display, with the number of earlier short entries.

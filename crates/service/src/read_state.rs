@@ -23,6 +23,7 @@ use rm_model::{
     operation::{LockKey, PlacedRequest, RequestId},
     order::{Class, QueueRanks, RankedRequest, TurnKey},
     resource::Resource,
+    scope::Scope,
     ticket::EndedTicket,
     wait_queue::{ViewExtent, ViewedKeys, WaitKey, WaitQueues, viewed_keys},
 };
@@ -160,6 +161,10 @@ pub(super) async fn line(
         let extent = extent(request, &ranks, together);
         wait_keys.into_iter().map(move |wait_key| (wait_key, extent))
     }));
+    let guaranteed: BTreeSet<Scope> = requests.iter().flat_map(|request| request.guaranteed_scopes(limits)).collect();
+    if !guaranteed.is_empty() {
+        ranks.promises = waiting::promises(&mut *connection, guaranteed, queued).await?;
+    }
     let ticket_ids: Vec<Uuid> = queued.iter().copied().chain(ranks.own.ticket_ids()).collect();
     let line = waiting::line(connection, &wait_keys, &ticket_ids).await?;
     Ok(WaitQueueView { line, wait_keys: Some(wait_keys), ranks })
@@ -206,7 +211,8 @@ fn extent(request: &PlacedRequest, ranks: &QueueRanks, together: usize) -> ViewE
     let stored = request.queued_ticket().and_then(|ticket_id| ranks.own.get(ticket_id));
     match stored.filter(|stored| stored.was_shared) {
         Some(stored) => {
-            let class = if together > 1 { Class::Behind } else { ranks.own.class_of(stored) };
+            // An entitled request may lose its entitlement.
+            let class = if together > 1 { Class::Behind } else { ranks.own.class_of(stored).max(Class::First) };
             ViewExtent::UpTo(stored.position().max(RankedRequest { class, ..stored.clone() }.position()))
         }
         None => ViewExtent::All,

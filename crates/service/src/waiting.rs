@@ -263,6 +263,7 @@ impl LocalWaitQueue {
             connection,
             in_doubt: false,
             entry: None,
+            guaranteed: Vec::new(),
             subscribed: BTreeSet::new(),
             news_count: 0,
             queued_since: None,
@@ -422,6 +423,8 @@ pub struct WaitHandle {
     decided_at: OffsetDateTime,
     /// Priority of the first queue entry, in seconds.
     priority: Option<i16>,
+    /// Scopes with guarantees that may entitle the request.
+    guaranteed: Vec<WaitKey>,
     /// Further wait keys that wake this request.
     subscribed: BTreeSet<WaitKey>,
     /// Sequence number of the last freed event before the last decision.
@@ -495,7 +498,10 @@ impl WaitHandle {
         let (position, wait_keys) = (waiting.position, &waiting.wait_keys);
         self.decided_at = waiting.decided_at;
         self.priority = Some(waiting.priority);
-        if self.position() == Some(position) && self.wait_keys() == Some(wait_keys) {
+        let guaranteed = waiting.guaranteed_scopes.iter().cloned().map(WaitKey::Scope).collect();
+        let has_changed = self.guaranteed != guaranteed;
+        self.guaranteed = guaranteed;
+        if self.position() == Some(position) && self.wait_keys() == Some(wait_keys) && !has_changed {
             self.in_index(|index, _| index.place(position, waiting.decided_at));
         } else {
             self.entry = Some((position, wait_keys.clone()));
@@ -514,7 +520,7 @@ impl WaitHandle {
     fn register(&self, since: u64) {
         let Some((position, wait_keys)) = &self.entry else { return };
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
-        let keys: BTreeSet<WaitKeyHash> = short.chain(&self.subscribed).map(key_hash).collect();
+        let keys: BTreeSet<WaitKeyHash> = short.chain(&self.guaranteed).chain(&self.subscribed).map(key_hash).collect();
         self.line.change(|index| {
             if !self.has_ended() {
                 index.insert(*position, self.sleeper.clone(), keys, since, self.decided_at);

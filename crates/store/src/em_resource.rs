@@ -6,7 +6,10 @@
 //!
 //! Submodule `list`: pages of EMs for operators.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use sqlx::{PgConnection, PgExecutor, Row as _, postgres::PgRow};
 
@@ -14,7 +17,7 @@ use rm_model::{
     audit::{StoredEmCounters, TrueCounters},
     em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
     limit::Limits,
-    resource::LeftResource,
+    resource::{Dimension, LeftResource},
     ticket_digest::TicketDigest,
     ticket_end::TicketEnd,
 };
@@ -138,6 +141,23 @@ pub async fn read_in_force(
     }
     let limits = limit::of_version(connection, version, known).await?;
     Ok((CurrentLimits { limits, anybody_waits, any_held, oldest_writer }, ems))
+}
+
+/// Returns the sum of the capacities of the registered EMs in each dimension, less what they protect.
+pub async fn capacity(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Dimension, i64>, StoreError> {
+    let sums: (i64, i64, i64) = sqlx::query_as(
+        "-- em_resource::capacity
+        SELECT least(coalesce(sum((total_resource -> 'memory')::bigint - (protected_resource -> 'memory')::bigint), 0),
+                9223372036854775807)::bigint,
+            least(coalesce(sum((total_resource -> 'cores')::bigint - (protected_resource -> 'cores')::bigint), 0),
+                9223372036854775807)::bigint,
+            least(coalesce(sum((total_resource -> 'instances')::bigint - (protected_resource -> 'instances')::bigint), 0),
+                9223372036854775807)::bigint
+        FROM linkis_em_resource_meta_data",
+    )
+    .fetch_one(executor)
+    .await?;
+    Ok([(Dimension::Memory, sums.0), (Dimension::Cores, sums.1), (Dimension::Instances, sums.2)].into())
 }
 
 /// Returns whether any EM exists.

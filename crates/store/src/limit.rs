@@ -20,6 +20,7 @@ use rm_model::{
     limit_mode::LimitMode,
     order::QueueRules,
     principal::Principal,
+    resource::Dimension,
 };
 
 use super::{
@@ -102,13 +103,13 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
 
 /// Returns all rules.
 pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreError> {
-    let rows: Vec<(String, String, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, String, String)> = sqlx::query_as(
         "-- limit::rules
-        SELECT pattern::text, mode, max_resource::text FROM linkis_resource_limit",
+        SELECT pattern::text, mode, max_resource::text, guarantee::text FROM linkis_resource_limit",
     )
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
+    rows.into_iter().map(|(pattern, mode, max, guarantee)| rule(&pattern, &mode, (&max, &guarantee))).collect()
 }
 
 /// Parses the pattern of a rule from JSON.
@@ -117,15 +118,15 @@ pub(super) fn pattern(json: &str) -> Result<LabelPattern, StoreError> {
 }
 
 /// Parses a rule from its columns.
-pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, StoreError> {
-    let max: BTreeMap<String, i64> =
-        serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-    let max = max
-        .into_iter()
-        .map(|(key, amount)| Ok((dimension(TABLE.0, &key)?, amount)))
-        .collect::<Result<_, StoreError>>()?;
+pub(super) fn rule(pattern_json: &str, mode: &str, (max, guarantee): (&str, &str)) -> Result<Rule, StoreError> {
+    let amounts = |json: &str| -> Result<BTreeMap<Dimension, i64>, StoreError> {
+        let amounts: BTreeMap<String, i64> =
+            serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        amounts.into_iter().map(|(key, amount)| Ok((dimension(TABLE.0, &key)?, amount))).collect()
+    };
+    let (max, guarantee) = (amounts(max)?, amounts(guarantee)?);
     let mode = LimitMode::parse(mode).ok_or_else(|| StoreError::inconsistent(TABLE.0, format!("mode {mode}")))?;
-    Ok(Rule { pattern: pattern(pattern_json)?, mode, max })
+    Ok(Rule { pattern: pattern(pattern_json)?, mode, max, guarantee })
 }
 
 /// Starts a change of the limits: excludes other changes until the transaction ends and sets a new version. Batches
@@ -162,24 +163,26 @@ pub async fn close_fence(connection: &mut PgConnection) -> Result<(), StoreError
 /// Inserts or replaces rules by pattern. The patterns must be distinct.
 pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<(), StoreError> {
     let patterns: Vec<String> = rules.iter().map(|rule| pattern_json(&rule.pattern)).collect();
-    let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
+    let json =
+        |amounts: &BTreeMap<Dimension, i64>| tally_json(amounts.iter().map(|(dimension, amount)| (dimension, *amount)));
     let done = sqlx::query(
         "-- limit::upsert
         INSERT INTO linkis_resource_limit (pattern, name, max_resource, update_time, updated_by, pattern_hash, label_set,
-            mode)
-        SELECT pattern::jsonb, name, max::jsonb, clock_timestamp(), $4, pattern_hash, label_set::jsonb, mode
-        FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[], $6::text[], $7::text[])
-            AS d (pattern, name, max, pattern_hash, label_set, mode)
+            mode, guarantee)
+        SELECT pattern::jsonb, name, max::jsonb, clock_timestamp(), $4, pattern_hash, label_set::jsonb, mode, guarantee::jsonb
+        FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[], $6::text[], $7::text[], $8::text[])
+            AS d (pattern, name, max, pattern_hash, label_set, mode, guarantee)
         ON CONFLICT (pattern_hash) DO UPDATE SET max_resource = excluded.max_resource, update_time = excluded.update_time,
-            updated_by = excluded.updated_by, mode = excluded.mode",
+            updated_by = excluded.updated_by, mode = excluded.mode, guarantee = excluded.guarantee",
     )
     .bind(&patterns)
     .bind(rules.iter().map(|rule| rule.pattern.to_string()).collect::<Vec<_>>())
-    .bind(rules.iter().map(max).collect::<Vec<_>>())
+    .bind(rules.iter().map(|rule| json(&rule.max)).collect::<Vec<_>>())
     .bind(by.as_str())
     .bind(patterns.iter().map(|pattern| hash(pattern).to_vec()).collect::<Vec<_>>())
     .bind(rules.iter().map(|rule| serde_json::json!(rule.label_set()).to_string()).collect::<Vec<_>>())
     .bind(rules.iter().map(|rule| rule.mode.as_str()).collect::<Vec<_>>())
+    .bind(rules.iter().map(|rule| json(&rule.guarantee)).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, rules.len(), done.rows_affected())
@@ -187,24 +190,26 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
 
 /// Deletes the rules of `patterns` and returns those that existed.
 pub async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) -> Result<Vec<Rule>, StoreError> {
-    let rows: Vec<(String, String, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, String, String)> = sqlx::query_as(
         "-- limit::delete
-        DELETE FROM linkis_resource_limit WHERE pattern_hash = ANY ($1) RETURNING pattern::text, mode, max_resource::text",
+        DELETE FROM linkis_resource_limit WHERE pattern_hash = ANY ($1)
+        RETURNING pattern::text, mode, max_resource::text, guarantee::text",
     )
     .bind(pattern_hashes(patterns))
     .fetch_all(connection)
     .await?;
-    rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
+    rows.into_iter().map(|(pattern, mode, max, guarantee)| rule(&pattern, &mode, (&max, &guarantee))).collect()
 }
 
 fn record(row: TableRow<'_>) -> Result<RuleRecord, StoreError> {
-    let (pattern, mode, max_resource): (&str, &str, &str) =
-        (row.get("pattern")?, row.get("mode")?, row.get("max_resource")?);
+    let (pattern, mode): (&str, &str) = (row.get("pattern")?, row.get("mode")?);
+    let (max_resource, guarantee): (&str, &str) = (row.get("max_resource")?, row.get("guarantee")?);
     let (updated_by, update_time): (String, OffsetDateTime) = (row.get("updated_by")?, row.get("update_time")?);
     // Over the stored text, so that a change by an earlier release also changes the etag.
-    let stored = format!("{pattern} {mode} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
+    let stored =
+        format!("{pattern} {mode} {max_resource} {guarantee} {} {updated_by}", update_time.unix_timestamp_nanos());
     let etag = hash(&stored).iter().take(ETAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
-    Ok(RuleRecord { rule: rule(pattern, mode, max_resource)?, updated_by, update_time, etag })
+    Ok(RuleRecord { rule: rule(pattern, mode, (max_resource, guarantee))?, updated_by, update_time, etag })
 }
 
 /// Returns the rules of `patterns` that exist, with author, time and etag.
@@ -214,7 +219,7 @@ pub async fn records<'a>(
 ) -> Result<HashMap<LabelPattern, RuleRecord>, StoreError> {
     let rows = sqlx::query(
         "-- limit::records
-        SELECT pattern::text, mode, max_resource::text, updated_by, update_time
+        SELECT pattern::text, mode, max_resource::text, guarantee::text, updated_by, update_time
         FROM linkis_resource_limit WHERE pattern_hash = ANY ($1)",
     )
     .bind(pattern_hashes(patterns))

@@ -3,12 +3,15 @@
 //!
 //! Each row links the version before and after a change. Caller: [`super::limit`].
 
+use std::collections::BTreeMap;
+
 use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
     limit::{LabelPattern, Rule},
     limit_mode::LimitMode,
+    resource::Dimension,
 };
 
 use super::{
@@ -30,13 +33,15 @@ pub async fn insert(
     changed: &[(&LabelPattern, Option<&Rule>)],
 ) -> Result<(), StoreError> {
     let is_whole = changed.len() > RECORDED_MAX;
-    let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
+    let json =
+        |amounts: &BTreeMap<Dimension, i64>| tally_json(amounts.iter().map(|(dimension, amount)| (dimension, *amount)));
     let recorded = if is_whole { &[] } else { changed };
     let mut patterns: Vec<_> = recorded.iter().map(|(pattern, _)| Some(limit::pattern_json(pattern))).collect();
-    let mut maxima: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(max)).collect();
+    let mut maxima: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| json(&rule.max))).collect();
+    let mut guarantees: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| json(&rule.guarantee))).collect();
     let mut modes: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| rule.mode.as_str())).collect();
     if recorded.is_empty() {
-        (patterns, maxima, modes) = (vec![None], vec![None], vec![None]);
+        (patterns, maxima, modes, guarantees) = (vec![None], vec![None], vec![None], vec![None]);
     }
     sqlx::query(
         "-- limit_change::insert
@@ -44,9 +49,10 @@ pub async fn insert(
             DELETE FROM linkis_resource_limit_change
             WHERE number <= (SELECT max(number) FROM linkis_resource_limit_change) - $5
         )
-        INSERT INTO linkis_resource_limit_change (before, version, pattern, max_resource, is_whole, mode)
-        SELECT $1, v.version, d.pattern::jsonb, d.max::jsonb, $4, d.mode
-        FROM linkis_resource_limit_version v CROSS JOIN unnest($2::text[], $3::text[], $6::text[]) AS d (pattern, max, mode)
+        INSERT INTO linkis_resource_limit_change (before, version, pattern, max_resource, is_whole, mode, guarantee)
+        SELECT $1, v.version, d.pattern::jsonb, d.max::jsonb, $4, d.mode, d.guarantee::jsonb
+        FROM linkis_resource_limit_version v
+        CROSS JOIN unnest($2::text[], $3::text[], $6::text[], $7::text[]) AS d (pattern, max, mode, guarantee)
         WHERE v.only_row",
     )
     .bind(before)
@@ -55,6 +61,7 @@ pub async fn insert(
     .bind(is_whole)
     .bind(KEPT)
     .bind(modes)
+    .bind(guarantees)
     .execute(connection)
     .await?;
     Ok(())
@@ -70,6 +77,8 @@ struct ChangeRow {
     max_resource: Option<String>,
     /// `None` in rows of an earlier release, which enforces every limit.
     mode: Option<String>,
+    /// `None` for a deleted rule, and in rows of an earlier release, which leaves the guarantee of the rule as it is.
+    guarantee: Option<String>,
     is_whole: bool,
 }
 
@@ -77,7 +86,8 @@ struct ChangeRow {
 pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChangeLog>, StoreError> {
     let rows = sqlx::query(
         "-- limit_change::between
-        SELECT before, version, pattern::text, max_resource::text, mode, is_whole FROM linkis_resource_limit_change
+        SELECT before, version, pattern::text, max_resource::text, mode, guarantee::text, is_whole
+        FROM linkis_resource_limit_change
         WHERE number > (SELECT max(number) FROM linkis_resource_limit_change WHERE version = $1)
         ORDER BY number LIMIT $2",
     )
@@ -92,6 +102,7 @@ pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Res
             pattern: row.get("pattern")?,
             max_resource: row.get("max_resource")?,
             mode: row.get("mode")?,
+            guarantee: row.get("guarantee")?,
             is_whole: row.get("is_whole")?,
         })
     };
@@ -118,7 +129,11 @@ fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<RuleChang
         }
         if let Some(pattern) = &row.pattern {
             let mode = row.mode.as_deref().unwrap_or(LimitMode::Enforced.as_str());
-            let rule = row.max_resource.as_ref().map(|max| limit::rule(pattern, mode, max)).transpose()?;
+            let rule = match (&row.max_resource, &row.guarantee) {
+                (Some(max), Some(guarantee)) => Some(limit::rule(pattern, mode, (max, guarantee))?),
+                (Some(_), None) => return Ok(None),
+                (None, _) => None,
+            };
             changes.push((limit::pattern(pattern)?, rule));
         }
     }
@@ -136,6 +151,7 @@ mod tests {
             pattern: user.map(|user| format!(r#"{{"user": "{user}"}}"#)),
             max_resource: max.map(|max| format!(r#"{{"instances": {max}}}"#)),
             mode: None,
+            guarantee: max.map(|_| "{}".to_owned()),
             is_whole: false,
         }
     }
@@ -167,6 +183,8 @@ mod tests {
         assert_eq!(followed(vec![row(1, 2, None, None), row(3, 4, None, None)], 1, 4), None);
         let whole = ChangeRow { is_whole: true, ..row(1, 2, None, None) };
         assert_eq!(followed(vec![whole], 1, 2), None);
+        let of_earlier_release = ChangeRow { guarantee: None, ..row(1, 2, Some("a"), Some(1)) };
+        assert_eq!(followed(vec![of_earlier_release], 1, 2), None);
         assert_eq!(followed(vec![], 1, 2), None);
     }
 }

@@ -8,7 +8,8 @@
 //! Callers: `rm_service::waiting` and the committer.
 //!
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
-//! pages for operators; `liveness`: rows of instances with waiters; `order`: ranks of waiting requests.
+//! pages for operators; `liveness`: rows of instances with waiters; `order`: ranks of waiting requests; `promises`: amounts of entitled
+//! requests.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -42,6 +43,7 @@ mod json;
 mod list;
 mod liveness;
 mod order;
+mod promises;
 
 use json::{caps_json, em_conditions_json, parse_wait_key, turn_key_hash, wait_key_hash, wait_key_json};
 
@@ -51,6 +53,7 @@ pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
 pub use list::{PresentPage, PresentRequest, WaitingFilter, list, present};
 pub use liveness::{ListenerProcess, end_dead_instances, is_any_dead, keep_alive, listener_process};
 pub use order::{LeftTurn, RanksQuery, hand, ranks, rerank, use_turns};
+pub use promises::promises;
 
 const TABLE: TableName = TableName("linkis_resource_waiting");
 
@@ -204,18 +207,19 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
             em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, entered, wait_until,
             position, caps, claim, request_id, body_hash, waiting_scopes, turn, class, rank_time, was_shared, priority,
-            em_conditions, em_selector)
+            em_conditions, em_selector, guaranteed_scopes)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
             resource_type, resource::jsonb, labels::jsonb, waiting_since, entered, wait_until,
             position, caps::jsonb, claim, request_id, body_hash, waiting_scopes::bigint[], turn, class, rank_time, was_shared,
-            priority, em_conditions, em_selector::jsonb
+            priority, em_conditions, em_selector::jsonb, guaranteed_scopes::bigint[]
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
             $15::bytea[], $16::text[], $17::uuid[], $18::text[], $19::bytea[], $20::text[], $21::text[], $22::int2[],
-            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[], $27::timestamptz[], $28::text[])
+            $23::timestamptz[], $24::bool[], $25::int2[], $26::bytea[], $27::timestamptz[], $28::text[], $29::text[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
                 resource_type, resource, labels, entered, wait_until, principal, position, caps, claim, request_id, body_hash,
-                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions, waiting_since, em_selector)"#,
+                waiting_scopes, turn, class, rank_time, was_shared, priority, em_conditions, waiting_since, em_selector,
+                guaranteed_scopes)"#,
     )
     .bind(ranks().map(|rank| rank.ticket_id).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -245,6 +249,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .bind(ranks().map(|rank| rank.any_em.as_ref().map(|AnyEm(hash)| &hash[..])).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
     .bind(waiting.iter().map(em_selector).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| scope_numbers(&delta.guaranteed_scopes)).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
@@ -262,7 +267,7 @@ fn scope_numbers(scopes: &[Scope]) -> Option<String> {
     (!numbers.is_empty()).then(|| format!("{{{}}}", numbers.join(",")))
 }
 
-/// Returns the number of a scope in `waiting_scopes`.
+/// Returns the number of a scope in `waiting_scopes` and `guaranteed_scopes`.
 fn scope_number(scope: &Scope) -> i64 {
     key_hash(&WaitKey::Scope(scope.clone())).0.cast_signed()
 }
@@ -294,9 +299,10 @@ pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> R
         "-- waiting::update
         UPDATE linkis_resource_waiting w SET em_application_name = d.em_application_name, em_instance = d.em_instance,
             position = d.position, class = d.class, entered = d.entered, was_shared = d.was_shared,
-            rank_time = greatest(w.rank_time, d.rank_time)
+            rank_time = greatest(w.rank_time, d.rank_time), guaranteed_scopes = d.guaranteed_scopes::bigint[]
         FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::bytea[], $6::int2[], $7::timestamptz[], $8::timestamptz[],
-            $9::bool[]) AS d (ticket_id, em_application_name, em_instance, claim, position, class, entered, rank_time, was_shared)
+            $9::bool[], $10::text[]) AS d (ticket_id, em_application_name, em_instance, claim, position, class, entered, rank_time,
+            was_shared, guaranteed_scopes)
         WHERE w.ticket_id = d.ticket_id AND w.claim = d.claim",
     )
     .bind(&ticket_ids)
@@ -308,6 +314,7 @@ pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> R
     .bind(ranks().map(|rank| rank.entered).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.rank_time).collect::<Vec<_>>())
     .bind(ranks().map(|rank| rank.was_shared).collect::<Vec<_>>())
+    .bind(moved.iter().map(|delta| scope_numbers(&delta.guaranteed_scopes)).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, moved.len(), done.rows_affected())?;

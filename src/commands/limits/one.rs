@@ -2,6 +2,8 @@
 //!
 //! What a change replaces is shown and confirmed. The confirmed state is the replaced state, or nothing is changed.
 
+use std::collections::BTreeMap;
+
 use clap::{Args, ValueEnum};
 
 use rm_client::calls;
@@ -11,7 +13,7 @@ use rm_proto::v1::{
     DeleteLimitRequest, Limit, LimitMode, LimitState, ListLimitsRequest, SetLimitRequest, SetLimitResponse,
 };
 
-use super::{COLUMNS, PAGE, name, over, row};
+use super::{COLUMNS, PAGE, maximum_and_guarantee, name, over, row};
 use crate::commands::{
     amounts::{self, Amounts},
     consent::{Confirmation, Consent},
@@ -54,8 +56,12 @@ pub struct SetLimitCommand {
     labels: Vec<String>,
 
     /// The most, as in instances=2,memory=20g. A dimension that is not named has no maximum any more.
-    #[arg(long, value_name = "AMOUNTS", value_parser = amounts::parse, required_unless_present = "mode")]
+    #[arg(long, value_name = "AMOUNTS", value_parser = amounts::parse, required_unless_present_any = ["mode", "guarantee"])]
     max: Option<Amounts>,
+
+    /// Guarantee, as in instances=1: within it, waiting requests go before all others [default: as it is; 0 for none].
+    #[arg(long, value_name = "AMOUNTS", value_parser = amounts::parse)]
+    guarantee: Option<Amounts>,
 
     /// Effect above the maximum [default: as it is, enforced for a new limit].
     #[arg(long, value_enum)]
@@ -131,7 +137,7 @@ async fn find(service: &ServiceClient, pattern: &LabelPattern) -> Result<Option<
 
 /// Returns the maxima and the mode of a limit, and its last change if it is known.
 fn described(limit: &Limit) -> String {
-    let mut words = vec![text::amounts_by_key(&limit.max)];
+    let mut words = vec![maximum_and_guarantee(limit)];
     words.extend(Some(scopes::mode(limit).to_owned()).filter(|mode| mode != "enforced"));
     if let Some(time) = &limit.update_time {
         words.push(format!("set {} by {}", text::time(Some(time)), text::name(&limit.updated_by)));
@@ -175,10 +181,13 @@ impl SetLimitCommand {
             (None, None) => LimitMode::Enforced,
         };
         limit.set_mode(mode);
-        limit.max = match (&self.max, &before) {
-            (Some(max), _) => max.by_key(),
-            (None, before) => before.as_ref().map(|before| before.max.clone()).unwrap_or_default(),
+        let amounts = |set: &Option<Amounts>, of: fn(&Limit) -> &BTreeMap<String, i64>| match (set, &before) {
+            (Some(set), _) => set.by_key(),
+            (None, before) => before.as_ref().map(|before| of(before).clone()).unwrap_or_default(),
         };
+        limit.max = amounts(&self.max, |before| &before.max);
+        limit.guarantee = amounts(&self.guarantee, |before| &before.guarantee);
+        limit.guarantee.retain(|_, amount| *amount != 0);
         convert::limit::new_rule("limit", Some(&limit))?;
         if let Some(before) = &before {
             let (now, new) = (described(before), described(&limit));

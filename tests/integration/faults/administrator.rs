@@ -127,7 +127,7 @@ impl Administrator {
             1..3 => LimitMode::Advisory,
             _ => LimitMode::Enforced,
         };
-        Rule { pattern: known.pattern.clone(), mode, max }
+        Rule { pattern: known.pattern.clone(), mode, max, guarantee: Default::default() }
     }
 
     /// Replaces all limits by most of them, each with another maximum.

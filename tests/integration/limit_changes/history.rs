@@ -19,6 +19,7 @@ fn of_user(number: usize, instances: i64) -> Rule {
         pattern: LabelPattern::new([("user".to_owned(), Some(format!("user{number}")))].into()),
         mode: Default::default(),
         max: [(Dimension::Instances, instances)].into(),
+        guarantee: Default::default(),
     }
 }
 

@@ -242,7 +242,12 @@ async fn measure(postgres: &Counting, name_of: &str, rows: i64) -> Costs {
     let labels = ["user", "creator", "engine_type"].map(|label| (label.to_owned(), None));
     let max = [(Dimension::Instances, 1_000_000)].into();
     rm.client
-        .set_limit(&Rule { pattern: LabelPattern::new(labels.into()), mode: Default::default(), max })
+        .set_limit(&Rule {
+            pattern: LabelPattern::new(labels.into()),
+            mode: Default::default(),
+            max,
+            guarantee: Default::default(),
+        })
         .await
         .unwrap();
     let mut ems = Vec::new();

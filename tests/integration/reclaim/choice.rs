@@ -183,7 +183,10 @@ async fn longest_idle_engine_of_user_at_limit_ends_for_own_request() {
     let other = Ecm::register(&rm.client, "host2", 100, Reaction::Stops).await;
     let pattern = LabelPattern::new([("user".to_owned(), Some("ann".to_owned()))].into());
     let max = [(Dimension::Instances, 5)].into();
-    rm.client.set_limit(&Rule { pattern, mode: LimitMode::Enforced, max }).await.unwrap();
+    rm.client
+        .set_limit(&Rule { pattern, mode: LimitMode::Enforced, max, guarantee: Default::default() })
+        .await
+        .unwrap();
     rm.client.set_reclaim_policy(&quick(ReclaimMode::Stop), "").await.unwrap();
     let of_bob = ecm.idle_engine("bob", "spark").await;
     let same = other.idle_engine("ann", "sql").await;

@@ -46,7 +46,10 @@ async fn priority_orders_requests_of_one_user() {
     let urgent = enqueue(&second.client, with_priority(&em1, "ann", 60)).await;
     let bob = enqueue(&second.client, with_priority(&em1, "bob", 0)).await;
     let waiting = first.client.waiting().await.unwrap();
-    assert_eq!(waiting.iter().map(|waiting| waiting.has_turn).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!(
+        waiting.iter().map(|waiting| waiting.class).collect::<Vec<_>>(),
+        [Class::First, Class::First, Class::Behind]
+    );
     let calls = [("batch", batch), ("urgent", urgent), ("bob", bob)].map(|(name, call)| (name.to_owned(), call));
     let mut waiting = JoinSet::new();
     for (name, call) in calls {

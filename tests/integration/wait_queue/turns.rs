@@ -36,8 +36,8 @@ async fn turns_of_users_alternate() {
         users(&first.client).await,
         ["pig", "mouse"].into_iter().chain(["pig"; 39]).chain(["mouse"]).collect::<Vec<_>>()
     );
-    let has_turn: Vec<bool> = first.client.waiting().await.unwrap().iter().map(|waiting| waiting.has_turn).collect();
-    assert_eq!(has_turn, [true, true].into_iter().chain([false; 40]).collect::<Vec<_>>());
+    let classes: Vec<Class> = first.client.waiting().await.unwrap().iter().map(|waiting| waiting.class).collect();
+    assert_eq!(classes, [Class::First; 2].into_iter().chain([Class::Behind; 40]).collect::<Vec<_>>());
     let order = served(&second.client, (grant, "first".to_owned()), calls).await;
     assert_eq!(order, ["pig", "mouse", "pig", "mouse"].into_iter().chain(pigs()).collect::<Vec<_>>());
     assert_wait_queues_empty(&first.client).await;

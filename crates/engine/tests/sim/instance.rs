@@ -120,6 +120,8 @@ pub struct Handle {
     /// Dimensions that the request needs.
     pub needs: Needs,
     pub subscribed: BTreeSet<WaitKey>,
+    /// Scopes with guarantees that may entitle the request.
+    pub guaranteed: Vec<WaitKey>,
     pub news_count: u64,
     pub is_asleep: bool,
     pub is_notified: bool,
@@ -147,6 +149,7 @@ impl Handle {
             priority: None,
             needs: Needs::default(),
             subscribed: BTreeSet::new(),
+            guaranteed: Vec::new(),
             news_count: 0,
             is_asleep: false,
             is_notified: false,
@@ -171,8 +174,11 @@ impl Shared<'_> {
             return;
         }
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
-        let keys: BTreeSet<WaitKeyHash> =
-            short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
+        let keys: BTreeSet<WaitKeyHash> = short
+            .chain(&self.handle.guaranteed)
+            .chain(&self.handle.subscribed)
+            .map(|wait_key| self.store.key(wait_key))
+            .collect();
         let Handle { number, looks_anywhere, needs, decided_at, .. } = *self.handle;
         let profile = WaiterProfile { wake: number, any_em: looks_anywhere, needs };
         self.instance.waiters.borrow_mut().insert(*position, profile, keys, since, decided_at);
@@ -247,7 +253,12 @@ impl SharedState for Shared<'_> {
         self.handle.looks_anywhere = any_em;
         self.handle.decided_at = entry.decided_at;
         self.handle.priority = Some(entry.priority);
-        if self.instance.position(self.handle) == Some(entry.position) && self.has_entry_at(&entry.wait_keys) {
+        let guaranteed = entry.guaranteed_scopes.iter().cloned().map(WaitKey::Scope).collect();
+        let has_other = std::mem::replace(&mut self.handle.guaranteed, guaranteed) != self.handle.guaranteed;
+        if self.instance.position(self.handle) == Some(entry.position)
+            && self.has_entry_at(&entry.wait_keys)
+            && !has_other
+        {
             if self.instance.is_waiter(self.handle) {
                 self.instance.waiters.borrow_mut().place(entry.position, entry.decided_at);
             }

@@ -27,19 +27,26 @@ use std::{
 use choices::{Choices, Record};
 use world::{Faults, Shape, Transitions, World};
 
-const ONE_INSTANCE: Shape = Shape { instances: 1, ems: 3, requests: 60, faults: Faults::None, users: 1, polls: false };
+const ONE_INSTANCE: Shape =
+    Shape { instances: 1, ems: 3, requests: 60, faults: Faults::None, users: 1, polls: false, guarantee: 0 };
 const SEVERAL_INSTANCES: Shape =
-    Shape { instances: 3, ems: 4, requests: 80, faults: Faults::None, users: 1, polls: false };
+    Shape { instances: 3, ems: 4, requests: 80, faults: Faults::None, users: 1, polls: false, guarantee: 0 };
 const ORDERLY_FAULTS: Shape =
-    Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false };
-const FAULTS: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: Faults::All, users: 1, polls: true };
+    Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false, guarantee: 0 };
+const FAULTS: Shape =
+    Shape { instances: 3, ems: 4, requests: 80, faults: Faults::All, users: 1, polls: true, guarantee: 0 };
 /// With more EMs than a request checks after one wake-up: the next poll checks others.
 const LIMITED_USERS: Shape =
-    Shape { instances: 1, ems: 8, requests: 100, faults: Faults::None, users: 12, polls: true };
+    Shape { instances: 1, ems: 8, requests: 100, faults: Faults::None, users: 12, polls: true, guarantee: 0 };
 const LIMITED_USERS_OF_SEVERAL_INSTANCES: Shape =
     Shape { instances: 2, ems: 4, requests: 120, users: 6, polls: false, ..LIMITED_USERS };
 const ORDERLY_FAULTS_OF_LIMITED_USERS: Shape = Shape { faults: Faults::Orderly, ..LIMITED_USERS_OF_SEVERAL_INSTANCES };
 const FAULTS_OF_LIMITED_USERS: Shape = Shape { faults: Faults::All, polls: true, ..LIMITED_USERS_OF_SEVERAL_INSTANCES };
+
+/// Users of which some have a guarantee.
+const GUARANTEED_USERS: Shape = Shape { guarantee: 2, ..LIMITED_USERS };
+const GUARANTEED_USERS_OF_SEVERAL_INSTANCES: Shape = Shape { guarantee: 2, ..LIMITED_USERS_OF_SEVERAL_INSTANCES };
+const FAULTS_OF_GUARANTEED_USERS: Shape = Shape { guarantee: 2, ..FAULTS_OF_LIMITED_USERS };
 
 /// Time to shorten a failing run.
 const SHORTENING_MAX: Duration = Duration::from_secs(30);
@@ -136,6 +143,15 @@ fn requests_of_limited_users_are_all_served() {
     run_all(LIMITED_USERS_OF_SEVERAL_INSTANCES, seeds(1), &mut Transitions::new());
 }
 
+#[test]
+fn requests_of_guaranteed_users_are_all_served() {
+    for shape in [GUARANTEED_USERS, GUARANTEED_USERS_OF_SEVERAL_INSTANCES, FAULTS_OF_GUARANTEED_USERS] {
+        run_all(shape, seeds(1), &mut Transitions::new());
+    }
+    let entitled = |seed| run(Choices::random(seed), GUARANTEED_USERS_OF_SEVERAL_INSTANCES).0.store.entitled;
+    assert!((0..10).map(entitled).sum::<usize>() > 10, "requests are entitled");
+}
+
 /// A changed order leaves no waiter without a wake-up, and no two requests move each other for ever.
 #[test]
 fn requests_beside_changed_orders_are_all_served() {
@@ -199,7 +215,15 @@ fn requests_of_new_seeds_are_all_served() {
     let (first, mut steps, mut grants) = (seed, 0, 0);
     let mut found = Transitions::new();
     while begin.elapsed() < time {
-        for shape in [ONE_INSTANCE, SEVERAL_INSTANCES, ORDERLY_FAULTS, FAULTS, LIMITED_USERS, FAULTS_OF_LIMITED_USERS] {
+        for shape in [
+            ONE_INSTANCE,
+            SEVERAL_INSTANCES,
+            ORDERLY_FAULTS,
+            FAULTS,
+            LIMITED_USERS,
+            FAULTS_OF_LIMITED_USERS,
+            FAULTS_OF_GUARANTEED_USERS,
+        ] {
             // In one of some ten thousand runs, a waiter looks while capacity is assumed for another request, which does not take
             // it, and depends on the next poll. To wake waiters after each such proposal would cost more.
             let shape = Shape { polls: true, ..shape };

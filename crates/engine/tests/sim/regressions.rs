@@ -9,7 +9,7 @@ use crate::{
 #[test]
 fn request_at_freed_em_is_not_covered_by_waiter_for_any_em() {
     replay(
-        Shape { instances: 1, ems: 2, requests: 12, faults: Faults::None, users: 1, polls: false },
+        Shape { instances: 1, ems: 2, requests: 12, faults: Faults::None, users: 1, polls: false, guarantee: 0 },
         "2 3 2 0;0 5 1 0 2 2 1 3;0 6 0 1 1 2 0 2 3 1 1;0 5 1 1 2 2 1 1 0 1;0 1 24 1 2 0;0 2 1;0 0 23 0 1 1; \
          0 7 0;0 1 19 0 2 0;0 5 1 1 2 1 0 0 1 2;0 2 1 0;0 1 16 0 0 0;0 5 1 0 3 3 1 1;0 5 0 1 1 3 2 0 1 1 1; \
          0 1 28 2 0 1;0 1 17 0 3 1;0 0 16 0 0 1;0 6 1 1 0 1 1 1 1 2;0 6 1 1 3 1 2 2 0 3;0 1 14 1 2 1; \
@@ -21,7 +21,7 @@ fn request_at_freed_em_is_not_covered_by_waiter_for_any_em() {
 #[test]
 fn waiter_for_any_em_is_woken_by_freed_em() {
     replay(
-        Shape { instances: 1, ems: 3, requests: 40, faults: Faults::None, users: 1, polls: false },
+        Shape { instances: 1, ems: 3, requests: 40, faults: Faults::None, users: 1, polls: false, guarantee: 0 },
         "0 3 2 2 1 2;0 5 0 2 0 0 2 1 3;0 6 1 0 0 0 1 1;0 5 1 0 0 0 1 1;0 5 1 0 1 3 0 1;0 1 17 1 1 1;0 2 1 1; \
          0 6 0 1 1 3 0 1 0 0 2;0 8 0;0 1 24 0 0 0;0 0 28 0 2 0;0 2 0;0 8 0;0 2;0 7 0;0 5 0 0 1 1 3 2 0 1 1; \
          0 6 0 1 1 0 2 2 0 0 0;0 2 0;0 6 1 0 3 0 0 1;0 6 0 0 0 0 3 0 0;0 8 0;0 6 1 0 1 2 1 2; \
@@ -46,7 +46,7 @@ fn waiter_for_any_em_is_woken_by_freed_em() {
 #[test]
 fn waiter_outlives_drain_of_another_em() {
     replay(
-        Shape { instances: 2, ems: 3, requests: 60, faults: Faults::Orderly, users: 1, polls: true },
+        Shape { instances: 2, ems: 3, requests: 60, faults: Faults::Orderly, users: 1, polls: true, guarantee: 0 },
         "1 2 2 2 3 0;0 5 1 0 2 0 0 3;0 5 1 1 3 0 3 3 1 2;0 6 0 2 1 1 0 0 0 2 3;1 5 1 0 3 0 2 1;0 5 0 2 1 0 3 3 1 2 0;0 0 25 5 0 1;1 9 4 0;0 2 0 2;1 6 1 0 2 2 2 2;0 5 0 1 1 1 3 2 3 0 0;0 6 0 0 1 3 1 1 1 3 2;1 9 9 0;1 9 9 2;1 2 2;1 8 0;0 7 0;1 9 11 1 1;0 5 1 0 1 3 1 1;0 2 1 1;0 9 13;1 2 1;0 3 0;0 4 0;0 0 27 1 0 1;1 0 8 0 0 3;0 9 8 0;0 3;0 9 3 0;1 2 3;0 4 1 1 3 1 2 0;1 0 8;1 0 3;0 9 9 2;0 0 25 1 1 3;0 4 1;0 0 14 0 0 3;0 1 2 0 0 2;0 1 20 0 1 1;0 2;1 4 0;0 9 7;0 3;0 4 0;0 0 13 0 1 0;",
     );
 }
@@ -55,7 +55,7 @@ fn waiter_outlives_drain_of_another_em() {
 #[test]
 fn wake_up_of_last_awake_waiter_is_forwarded() {
     replay(
-        Shape { instances: 2, ems: 4, requests: 120, faults: Faults::None, users: 6, polls: false },
+        Shape { instances: 2, ems: 4, requests: 120, faults: Faults::None, users: 6, polls: false, guarantee: 0 },
         "3 1 3 1 2 3 2 0;0 5 1 1 1 0 2 0 0 0 2;0 6 1 0 3 2 3 1 4;0 0 2 2 1 3;0 2;0 6 1 1 0 0 0 3 3 3 5; \
          0 1 8 2 0 0;1 8 0;1 5 0 1 1 2 0 3 3 0 2 5;1 6 0 0 1 0 3 0 3 2 2 2;1 2;0 3 0;0 1 29 0 0 2; \
          0 0 29 0 0 2;1 6 0 2 1 1 1 2 3 3 0 3;0 0 21;1 5 0 1 1 2 2 0 3 0 2 3;1 6 1 0 3 3 1 0 0;0 2; \
@@ -81,7 +81,7 @@ fn wake_up_of_last_awake_waiter_is_forwarded() {
 #[test]
 fn wake_up_reaches_waiters_with_other_needs() {
     replay(
-        Shape { instances: 2, ems: 4, requests: 120, faults: Faults::None, users: 6, polls: false },
+        Shape { instances: 2, ems: 4, requests: 120, faults: Faults::None, users: 6, polls: false, guarantee: 0 },
         "0 0 3 1 1 3 2 1;1 6 1 0 1 0 0 0 5;0 6 0 2 0 2 1 3 2 1;1 0 25 0 1 1;1 6 1 1 3 3 2 3 1 3 5; \
          1 0 1 0 1 1;1 0 23 0 0 1;1 5 1 1 0 3 0 1 0 2 2;0 6 1 1 1 1 2 3 3 3 4;1 6 0 3 1 2 2 1 2 1 1 5; \
          0 5 1 1 0 3 0 3 0 0 0;1 5 1 1 1 3 0 1 1 0 2;1 6 1 1 2 0 1 1 2 0 2;1 6 0 2 0 1 1 1 0 0;1 2 3 1 2 3; \
@@ -111,7 +111,7 @@ fn wake_up_reaches_waiters_with_other_needs() {
 #[test]
 fn released_request_at_contended_em_looks_at_other_ems() {
     replay(
-        Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false },
+        Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false, guarantee: 0 },
         "2 1 2 3 3 1 2 0;0 5 1 0 2 3 0 3;1 9 9 2;0 9 5 0;0 0 5 4 1 1;1 5 1 0 3 3 3 3;1 9 9 0;0 9 3 8; \
          1 1 7 0 0 1;0 2 2 0;1 2 0;0 2;0 5 1 1 0 3 1 0 3 2;1 5 1 1 2 1 0 2 0 1;0 1 28 5 1 3;0 6 1 0 0 3 3 3; \
          0 2;1 9 4 1;0 5 0 1 1 1 1 3 0 0 3;0 5 0 3 1 3 3 2 3 2 2;0 8 0;1 0 28 0 1 3;1 6 1 0 0 0 2 1;1 2; \
@@ -134,7 +134,7 @@ fn released_request_at_contended_em_looks_at_other_ems() {
 #[test]
 fn released_request_at_held_em_leaves_queue_of_user() {
     replay(
-        Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false },
+        Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false, guarantee: 0 },
         "0 0 0 2 1 2 2 3;0 9 8 1;0 2 2 3;0 6 1 1 1 2 0 0 3 1;0 0 0 0 0 3;0 2 2 2 2 0;1 9 5 2;1 9 11 0 3; \
          1 9 11 1 2;0 9 6;0 9 13;0 5 1 0 1 3 2 2;0 3;1 9 9 3;1 2;0 3;0 1 9 4 1 3;0 1 22 3 1 2;0 1 23 2 0 2; \
          0 2 2 3;1 9 13;0 3;1 9 11 2 0;0 1 16 1 1 3;0 0 1 0 0 0;0 0 20 0 0 2;",
@@ -145,7 +145,7 @@ fn released_request_at_held_em_leaves_queue_of_user() {
 #[test]
 fn removal_of_woken_waiter_wakes_next() {
     replay(
-        Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false },
+        Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly, users: 1, polls: false, guarantee: 0 },
         "1 1 2 2 1 0 0 1;1 5 1 1 1 2 0 2 2 1;0 5 1 1 1 2 3 3 3 2;0 6 0 3 0 2 3 0 1;0 5 1 0 1 3 3 0; \
          1 5 0 3 0 3 0 2 2;0 5 0 1 0 2 3 0 2;1 9 0;1 9 5 2;0 5 1 0 1 1 1 1;0 5 1 0 1 2 2 3;0 9 8 0; \
          1 6 1 0 0 1 0 3;0 0 26 3 1 3;1 6 1 0 1 3 3 2;1 9 3 1;1 1 6 0 0 3;1 5 1 1 3 3 3 0 1 0; \

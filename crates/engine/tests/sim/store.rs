@@ -11,6 +11,7 @@ use rm_model::{
     em::{Em, EmInstance},
     em_drain::EmDrain,
     external::Clusters,
+    guarantee::{Entitlement, PromisedAmounts},
     hold::ExistingHold,
     ledger::{Deltas, HistoryLine, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
@@ -102,7 +103,7 @@ fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
         wait_until: position.since(),
         claim: entry.claim,
         kept_until: None,
-        has_turn: true,
+        class: Class::First,
         priority: 0,
         ahead: BTreeMap::new(),
     }
@@ -110,6 +111,9 @@ fn waiting(position: QueuePosition, entry: &StoredEntry) -> WaitingRequest {
 
 /// Maximum of each user, in each dimension, if users are limited.
 const USER_MAX: i64 = 3;
+
+/// Number of users with a guarantee.
+const GUARANTEED_USERS: usize = 3;
 
 /// The tables.
 #[derive(Default)]
@@ -132,6 +136,10 @@ pub struct Store {
     /// Requests that operators have removed.
     removed: HashMap<Uuid, Name>,
     request_ids: HashMap<RequestKey, RequestRecord>,
+    /// Guarantee of the first users, in each dimension.
+    guarantee: i64,
+    /// Number of users with a request that a batch has entitled, in all batches.
+    pub entitled: usize,
 }
 
 impl Store {
@@ -215,6 +223,12 @@ impl Store {
         ranks.latest = entries().map(|entry| entry.rank.rank_time).max();
         let absent = entries().filter(|entry| entry.rank.is_absent && entry.rank.class != Class::Behind);
         ranks.absent_turns = absent.filter_map(|entry| entry.rank.turn.clone()).collect();
+        for entry in entries().filter(|entry| entry.rank.class == Class::Entitled && !entry.rank.is_absent) {
+            for scope in entry.request.guaranteed_scopes(&self.limits) {
+                let (ticket_id, resource) = (Some(entry.rank.ticket_id), entry.request.resource().clone());
+                ranks.promises.add(scope, PromisedAmounts { ticket_id, resource, requests: 1 });
+            }
+        }
         ranks
     }
 
@@ -233,14 +247,22 @@ impl Store {
         self.entries.iter().map(|(position, entry)| (position.ticket_id(), entry.request.em.clone())).collect()
     }
 
-    /// Limits the cores and the memory of each user.
-    pub fn limit_users(&mut self) {
-        let max = [Dimension::Cores, Dimension::Memory].map(|dimension| (dimension, USER_MAX));
-        let pattern = LabelPattern::new([(USER.to_owned(), None)].into());
-        let rule = Rule { pattern, mode: LimitMode::Enforced, max: max.into() };
-        let counting = CountingRule::wanted([rule.label_set()].into(), &BTreeMap::new());
+    /// Limits the cores and the memory of each user, and guarantees some of both to the first users.
+    pub fn limit_users(&mut self, guarantee: i64) {
+        self.guarantee = guarantee;
+        let amounts = |amount| [Dimension::Cores, Dimension::Memory].map(|dimension| (dimension, amount)).into();
+        let rule = |user: Option<String>, guarantee| Rule {
+            pattern: LabelPattern::new([(USER.to_owned(), user)].into()),
+            mode: LimitMode::Enforced,
+            max: amounts(USER_MAX),
+            guarantee,
+        };
+        let guaranteed = (0..GUARANTEED_USERS).filter(|_| guarantee > 0);
+        let guaranteed = guaranteed.map(|number| rule(Some(format!("user{number}")), amounts(guarantee)));
+        let rules: Vec<Rule> = guaranteed.chain([rule(None, BTreeMap::new())]).collect();
+        let counting = CountingRule::wanted([rules[0].label_set()].into(), &BTreeMap::new());
         let sets = counting.into_iter().map(|counting| LabelSet { id: 1, counting, is_counted: true });
-        self.limits = Arc::new(Limits::new(Uuid::nil(), sets.collect(), [rule]));
+        self.limits = Arc::new(Limits::new(Uuid::nil(), sets.collect(), rules));
     }
 
     /// Changes the turns and the priority of requests that enter a queue from now on.
@@ -307,9 +329,50 @@ impl Store {
         // The ledger states them in no order, and a seed must repeat its run.
         state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
         let (freed, ended, reranked) = (deltas.freed.clone(), deltas.ended_waits.clone(), self.reranked(&deltas));
+        let entitled = self.newly_entitled(&deltas);
         self.write(instance, deltas);
         self.assert_invariants();
+        self.assert_promised_once(entitled);
         Committed { results, notice: Notice { freed, ended, reranked }, ems: state.ems, gone: state.gone }
+    }
+
+    /// Returns the users with a request that a batch entitles, but without a grant in it.
+    fn newly_entitled(&self, deltas: &Deltas) -> BTreeSet<Name> {
+        let was_entitled = |ticket_id: Uuid| {
+            self.entries.values().any(|entry| {
+                entry.rank.ticket_id == ticket_id && entry.rank.class == Class::Entitled && !entry.rank.is_absent
+            })
+        };
+        let ranks = deltas.waiting.iter().map(|delta| &delta.rank).chain(deltas.moved.iter().map(|delta| &delta.rank));
+        let entitled: Vec<Uuid> = ranks
+            .filter(|rank| rank.class == Class::Entitled && !was_entitled(rank.ticket_id))
+            .map(|rank| rank.ticket_id)
+            .collect();
+        let stored = self.entries.values().map(|entry| &entry.request.ask);
+        let asks = stored.chain(deltas.waiting.iter().map(|delta| &delta.request.ask));
+        let users = asks.filter(|ask| entitled.contains(&ask.ticket_id)).map(|ask| ask.user.clone());
+        users.filter(|user| deltas.granted.iter().all(|ticket| ticket.user != *user)).collect()
+    }
+
+    /// Asserts that what users hold and are promised is within their guarantees.
+    fn assert_promised_once(&mut self, entitled: BTreeSet<Name>) {
+        self.entitled += entitled.len();
+        for user in entitled {
+            let tickets = self.tickets.values().filter(|ticket| ticket.user == user).map(Ticket::resource);
+            let is_promised = |entry: &&StoredEntry| {
+                entry.rank.class == Class::Entitled && !entry.rank.is_absent && entry.request.ask.user == user
+            };
+            let promised: Vec<&PlacedRequest> =
+                self.entries.values().filter(is_promised).map(|entry| &entry.request).collect();
+            let amounts: Vec<&Resource> = tickets.chain(promised.iter().map(|request| request.resource())).collect();
+            for dimension in [Dimension::Cores, Dimension::Memory] {
+                // A request that does not request a dimension does not count there.
+                if promised.iter().all(|request| request.resource().get(&dimension) > 0) {
+                    let sum: i64 = amounts.iter().map(|resource| resource.get(&dimension)).sum();
+                    assert!(sum <= self.guarantee, "{user} is promised {sum} {dimension:?}");
+                }
+            }
+        }
     }
 
     fn reranked(&self, deltas: &Deltas) -> BTreeSet<RerankedRequest> {
@@ -359,7 +422,7 @@ impl Store {
         }
         for entry in deltas.waiting {
             let (position, keys) = (entry.rank.position(), entry.wait_keys.keys().cloned().collect());
-            self.line.put(position, &entry.wait_keys, &entry.request.ask.resource);
+            self.line.put(position, &entry.wait_keys, entry.request.resource());
             let (claim, rank) = (entry.request.claim(), entry.rank);
             let stored = StoredEntry { claim, request: entry.request, instance, keys, rank };
             let key = stored.request.ask.request_key();
@@ -374,7 +437,7 @@ impl Store {
             stored.keys = entry.wait_keys.keys().cloned().collect();
             stored.request.em = entry.em;
             stored.rank = entry.rank;
-            self.line.put(position, &entry.wait_keys, &stored.request.ask.resource);
+            self.line.put(position, &entry.wait_keys, stored.request.resource());
             assert!(self.entries.insert(position, stored).is_none(), "a request has one position");
         }
         for delta in deltas.reranked {
@@ -463,6 +526,15 @@ impl Store {
             notice.reranked.extend(left.reranked);
         }
         notice
+    }
+
+    /// Returns a waiting first that would be entitled by a check now.
+    pub fn entitled_at_check(&self) -> Option<Uuid> {
+        let (ranks, usage) = (self.ranks(), |counter: &ScopeCounter| self.scopes.get(counter));
+        let firsts = self.entries.values().filter(|entry| entry.rank.class == Class::First && !entry.rank.is_absent);
+        let entitled =
+            |entry: &&StoredEntry| ranks.promises.is_entitled(&entry.request, &self.limits, usage, Entitlement::New);
+        firsts.into_iter().find(entitled).map(|entry| entry.rank.ticket_id)
     }
 
     /// Returns a stored request that the ledger would grant now, with the EM: a waiter that was forgotten.

@@ -67,6 +67,8 @@ pub struct Shape {
     pub users: usize,
     /// Whether a waiter may depend on a poll at the end. Lost notifications need it.
     pub polls: bool,
+    /// Amount of cores and of memory that the first users are guaranteed; 0 for none.
+    pub guarantee: i64,
 }
 
 /// All instances, their store, and what has happened.
@@ -116,7 +118,7 @@ impl World {
         };
         world.choices.begin_step();
         if shape.users > 1 {
-            world.store.limit_users();
+            world.store.limit_users(shape.guarantee);
         }
         for em in &world.ems {
             let [memory, cores] = [(); 2].map(|()| 1 + amount(&mut world.choices));
@@ -181,6 +183,9 @@ impl World {
             assert!(matches!(call.action, Some(Action::Wait)), "an operation of a request was lost");
         }
         assert_eq!(self.store.grantable(), None, "a waiter that fits was forgotten");
+        if !self.shape.polls {
+            assert_eq!(self.store.entitled_at_check(), None, "a waiter within its guarantee was forgotten");
+        }
     }
 
     fn settle(&mut self) {
@@ -709,7 +714,7 @@ fn named(action: &Action<SimError>) -> String {
     match action {
         Action::Check(request, _) => format!("check at {}", request.em),
         Action::Commit(request, patience, _) => {
-            format!("commit at {}, {patience:?}, {:?}", request.em, request.ask.resource)
+            format!("commit at {}, {patience:?}, {:?}", request.em, request.resource())
         }
         action => format!("{action:?}"),
     }

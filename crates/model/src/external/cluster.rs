@@ -223,7 +223,7 @@ impl Clusters {
         line: &WaitQueues,
         now: OffsetDateTime,
     ) -> Result<(T, Option<JudgedQueue>), Box<BlockedRequest>> {
-        let Some(asked) = self.asked(&request.ask.resource, &request.ask.labels) else {
+        let Some(asked) = self.asked(request.resource(), &request.ask.labels) else {
             return judged.map(|judged| (judged, None));
         };
         match (judged, asked.judge(line, position, now)) {

@@ -168,6 +168,8 @@ pub struct EnqueuedDelta {
     pub wait_keys: WaitKeys,
     /// Scopes of the request where a limit counts waiting requests.
     pub waiting_scopes: Vec<Scope>,
+    /// Scopes of the request with guarantees.
+    pub guaranteed_scopes: Vec<Scope>,
 }
 
 /// A queued request with other wait keys, or with a new rank.
@@ -181,6 +183,8 @@ pub struct RequeuedDelta {
     pub em: EmInstance,
     /// New wait keys.
     pub wait_keys: WaitKeys,
+    /// Scopes of the request with guarantees.
+    pub guaranteed_scopes: Vec<Scope>,
 }
 
 /// A waiting request that another one has promoted or moved behind.

@@ -11,6 +11,7 @@ use super::{
         operation::{KeptPosition, Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
         order::{DecidedRank, RankedRequest},
         principal::Principal,
+        refusal::Refusal,
         ticket::{Ticket, TicketState},
         wait_queue::{OwnedPosition, QueuePosition, WaitKey, WaitKeys, WaitingRequest},
     },
@@ -56,6 +57,7 @@ impl Ledger {
         };
         let wait_keys = self.line.line.keys_of(ticket_id);
         self.line.line.remove(ticket_id);
+        self.end_promise(ticket_id, &WaitKeys::new());
         self.leave_turn(ticket_id);
         wait_keys.into_keys().for_each(|wait_key| self.deltas.freed.add_reservation(wait_key));
         let owned = OwnedPosition { ticket_id, claim: new_claim.unwrap_or(request.claim) };
@@ -80,32 +82,19 @@ impl Ledger {
         short: BlockedRequest,
     ) -> Result<Outcome, Rejection> {
         let BlockedRequest { refusal, wait_keys } = short;
-        let ticket_id = op.ask.ticket_id;
-        let line = &mut self.line.line;
-        let before = entry.map(|_| line.keys_of(ticket_id)).unwrap_or_default();
-        match (&op.wait, entry) {
-            (Some(wait), Some(StoredEntry { position, is_own: true, .. })) if wait.is_elsewhere => {
-                let (decided_at, wait_keys) = (self.now, before);
-                let priority = decided.map_or(0, |decided| decided.rank.priority);
-                let entry = QueuedOutcome { position, decided_at, priority, wait_keys, refusal };
-                return Ok(Outcome::Waiting(Box::new(entry)));
-            }
-            (Some(_), _) if !refusal.never_fits => {}
-            // The earlier call waits on.
-            (None, _) => return Ok(Outcome::Refused(Box::new(refusal))),
-            _ => {
-                self.dequeue(op, entry, WaitKeys::new());
-                self.leave_turn(ticket_id);
-                return Ok(Outcome::Refused(Box::new(refusal)));
-            }
+        if let Some(outcome) = self.unchanged_or_refused(op, entry, decided.as_ref(), &refusal) {
+            return Ok(outcome);
         }
+        let ticket_id = op.ask.ticket_id;
+        let before = entry.map(|_| self.line.line.keys_of(ticket_id)).unwrap_or_default();
         if entry.is_none() {
             self.count_waiting(op)?;
         }
         let stored = self.line.ranks.own.get(ticket_id).cloned();
-        let newcomer = || RankedRequest::entering(op, self.limits.queue_rules(), self.line.ranks.rank_time(self.now));
-        let rank = decided.map_or_else(newcomer, |decided| decided.rank);
+        let rank = decided.map_or_else(|| self.newcomer(op), |decided| decided.rank);
         let rank = self.requeue(rank, &wait_keys);
+        let has_other_promise = self.promise(op, rank.class);
+        let guaranteed_scopes = op.guaranteed_scopes(&self.limits);
         let (position, priority) = (rank.position(), rank.priority);
         let line = &mut self.line.line;
         line.set_position(position);
@@ -127,18 +116,29 @@ impl Ledger {
             let earlier = self.waiting.get(&ticket_id).map(|earlier| earlier.waiting_since);
             let since = earlier.unwrap_or(rank.entered);
             let (request, wait_keys) = (op.clone(), wait_keys.clone());
-            self.deltas.waiting.push(EnqueuedDelta { rank, since, until, request, wait_keys, waiting_scopes });
+            self.deltas.waiting.push(EnqueuedDelta {
+                rank,
+                since,
+                until,
+                request,
+                wait_keys,
+                waiting_scopes,
+                guaranteed_scopes: guaranteed_scopes.clone(),
+            });
             // A later operation of this batch may take the position over.
             if let (Some(key), Some(request_id)) = (op.ask.request_key(), &op.ask.request_id) {
                 let body_hash = request_id.body_hash;
                 self.kept.insert(key, KeptPosition { body_hash, claim: op.claim(), position });
             }
         } else if before != wait_keys
+            || has_other_promise
             || stored.is_none_or(|stored| stored != rank)
             || entry.is_some_and(|entry| entry.position != position)
         {
             let (claim, em) = (op.claim(), op.em.clone());
-            self.deltas.moved.push(RequeuedDelta { rank, claim, em, wait_keys: wait_keys.clone() });
+            let wait_keys = wait_keys.clone();
+            let guaranteed_scopes = guaranteed_scopes.clone();
+            self.deltas.moved.push(RequeuedDelta { rank, claim, em, wait_keys, guaranteed_scopes });
         }
         let line = &mut self.line.line;
         // A request that is no longer the first of a key checks again: only as a first it keeps amounts where it is not short.
@@ -149,9 +149,48 @@ impl Ledger {
         }
         let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
         left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
-        line.put(position, &wait_keys, &op.ask.resource);
+        line.put(position, &wait_keys, op.resource());
         let decided_at = self.now;
-        Ok(Outcome::Waiting(Box::new(QueuedOutcome { position, decided_at, priority, wait_keys, refusal })))
+        Ok(Outcome::Waiting(Box::new(QueuedOutcome {
+            position,
+            decided_at,
+            priority,
+            wait_keys,
+            guaranteed_scopes,
+            refusal,
+        })))
+    }
+
+    /// Returns the outcome of a request that does not fit, if its entry stays as it is, or if it may not wait; `None` if it waits.
+    fn unchanged_or_refused(
+        &mut self,
+        op: &PlacedRequest,
+        entry: Option<StoredEntry>,
+        decided: Option<&DecidedRank>,
+        refusal: &Refusal,
+    ) -> Option<Outcome> {
+        let refused = || Some(Outcome::Refused(Box::new(refusal.clone())));
+        match (&op.wait, entry) {
+            (Some(wait), Some(StoredEntry { position, is_own: true, .. })) if wait.is_elsewhere => {
+                let entry = QueuedOutcome {
+                    position,
+                    decided_at: self.now,
+                    priority: decided.map_or(0, |decided| decided.rank.priority),
+                    wait_keys: self.line.line.keys_of(op.ask.ticket_id),
+                    guaranteed_scopes: op.guaranteed_scopes(&self.limits),
+                    refusal: refusal.clone(),
+                };
+                Some(Outcome::Waiting(Box::new(entry)))
+            }
+            (Some(_), _) if !refusal.never_fits => None,
+            // The earlier call waits on.
+            (None, _) => refused(),
+            _ => {
+                self.dequeue(op, entry, WaitKeys::new());
+                self.leave_turn(op.ask.ticket_id);
+                refused()
+            }
+        }
     }
 
     /// Counts a request that enters the queue in its scopes with a limit of waiting requests. Requests that leave the queue in the
@@ -185,10 +224,11 @@ impl Ledger {
         let is_used = |wait_key: &WaitKey| {
             let reserved = line.reserved_by(wait_key, ticket_id);
             stays_at.contains_key(wait_key)
-                && reserved.is_none_or(|reserved| reserved.not_more_than(&op.ask.resource) == Ok(true))
+                && reserved.is_none_or(|reserved| reserved.not_more_than(op.resource()) == Ok(true))
         };
         let left: Vec<WaitKey> = wait_keys.into_keys().filter(|wait_key| !is_used(wait_key)).collect();
         line.remove(ticket_id);
+        self.end_promise(ticket_id, &stays_at);
         self.delete_row(op, entry);
         left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }

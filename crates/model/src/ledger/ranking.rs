@@ -11,7 +11,8 @@ use super::{
         assessment::all_wait_keys,
         operation::PlacedRequest,
         order::{Class, DecidedRank, QueueRanks, RankedRequest},
-        wait_queue::WaitKeys,
+        scope::ScopeCounter,
+        wait_queue::{WaitKey, WaitKeys},
     },
     Ledger, RerankedDelta, WaitQueueView,
     queueing::StoredEntry,
@@ -21,11 +22,26 @@ impl Ledger {
     /// Returns the rank of a request, and the position at which it is assessed; `None` for a newcomer if no request waits at its keys.
     pub(super) fn decided(&self, op: &PlacedRequest, entry: Option<StoredEntry>) -> Option<DecidedRank> {
         let WaitQueueView { line, ranks, .. } = &self.line;
-        if entry.is_none() && line.is_empty() && ranks.own.is_empty() {
-            return None;
-        }
+        let is_alone = entry.is_none() && line.is_empty() && ranks.own.is_empty();
+        (!is_alone).then(|| self.decide(op, entry))
+    }
+
+    fn decide(&self, op: &PlacedRequest, entry: Option<StoredEntry>) -> DecidedRank {
         let wait_keys = all_wait_keys(op, &self.limits, &self.clusters, &self.holds);
-        Some(ranks.decide(op, entry.map(|_| op.ask.ticket_id), wait_keys, (self.limits.queue_rules(), self.now)))
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
+        let stored = entry.map(|_| op.ask.ticket_id);
+        self.line.ranks.decide(op, stored, wait_keys, (&self.limits, self.now), usage)
+    }
+
+    /// Returns the rank of a newcomer.
+    pub(super) fn newcomer(&self, op: &PlacedRequest) -> RankedRequest {
+        self.decide(op, None).rank
+    }
+
+    /// Sets the scopes in which a waiting request is entitled. Returns whether they have changed.
+    pub(super) fn promise(&mut self, op: &PlacedRequest, class: Class) -> bool {
+        let scopes = if class == Class::Entitled { op.guaranteed_scopes(&self.limits) } else { Vec::new() };
+        self.line.ranks.promises.set(op.ask.ticket_id, scopes, op.resource())
     }
 
     /// Sets the keys where a request is short, and returns its rank with them.
@@ -49,10 +65,17 @@ impl Ledger {
         after
     }
 
+    /// Ends the promise to a request that leaves the queue. Another request may be entitled, except where the ticket now counts.
+    pub(super) fn end_promise(&mut self, ticket_id: Uuid, stays_at: &WaitKeys) {
+        let left = self.line.ranks.promises.remove(ticket_id).into_iter().map(WaitKey::Scope);
+        let freed = left.filter(|wait_key| !stays_at.contains_key(wait_key));
+        freed.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
+    }
+
     /// Uses the turn of a granted request up, if it was queued.
     pub(super) fn use_turn(&mut self, rank: &RankedRequest) {
         let now = self.line.ranks.rank_time(self.now);
-        let QueueRanks { own, latest, absent_turns } = &mut self.line.ranks;
+        let QueueRanks { own, latest, absent_turns, .. } = &mut self.line.ranks;
         if own.get(rank.ticket_id).is_none() {
             return;
         }

@@ -204,12 +204,33 @@ pub struct Rule {
     pub mode: LimitMode,
     /// Maximum per dimension.
     pub max: BTreeMap<Dimension, i64>,
+    /// Guarantee per dimension, of those with a maximum: within it, waiting requests go first.
+    pub guarantee: BTreeMap<Dimension, i64>,
 }
 
 impl Rule {
     /// Returns the label names.
     pub fn label_set(&self) -> BTreeSet<String> {
         self.pattern.keys().map(str::to_owned).collect()
+    }
+
+    /// Checks that each guarantee is at most the maximum of its dimension.
+    ///
+    /// # Errors
+    /// [`WrongGuarantee`] for the first one that is not.
+    pub fn check_guarantee(&self) -> Result<(), WrongGuarantee> {
+        let wrong = |(dimension, guarantee): (&Dimension, &i64)| {
+            let key = || dimension.key();
+            match self.max.get(dimension) {
+                _ if *dimension == Dimension::Waiting => Some(WrongGuarantee::OfWaiting),
+                None => Some(WrongGuarantee::WithoutMaximum { dimension: key() }),
+                Some(max) if guarantee > max => {
+                    Some(WrongGuarantee::AboveMaximum { dimension: key(), guarantee: *guarantee, max: *max })
+                }
+                Some(_) => None,
+            }
+        };
+        self.guarantee.iter().find_map(wrong).map_or(Ok(()), Err)
     }
 
     /// Checks that the label set counts all dimensions of the rule.
@@ -219,6 +240,30 @@ impl Rule {
     pub fn check_labels(&self) -> Result<(), UncountedDimension> {
         UncountedDimension::check(self.max.keys(), |label| self.pattern.0.contains_key(label))
     }
+}
+
+/// Error: a guarantee that the maximum of the rule excludes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WrongGuarantee {
+    /// The rule has no maximum for the dimension.
+    #[error("names {dimension:?}, which max does not name: a guarantee needs a maximum")]
+    WithoutMaximum {
+        /// Key of the dimension.
+        dimension: String,
+    },
+    /// The guarantee is above the maximum.
+    #[error("has {guarantee} for {dimension:?}; must be at most its maximum of {max}")]
+    AboveMaximum {
+        /// Key of the dimension.
+        dimension: String,
+        /// The guarantee.
+        guarantee: i64,
+        /// The maximum.
+        max: i64,
+    },
+    /// The dimension counts waiting requests.
+    #[error("names \"waiting\": a guarantee is for amounts of tickets")]
+    OfWaiting,
 }
 
 /// A stored rule with its latest change.

@@ -8,7 +8,7 @@ use crate::{em::EmInstance, limit_mode::LimitMode, name::Labels, resource::Resou
 fn rule(labels: &[(&str, Option<&str>)], instances: i64) -> Rule {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
     let max = BTreeMap::from([(Dimension::Instances, instances)]);
-    Rule { pattern: LabelPattern::new(labels), mode: LimitMode::Enforced, max }
+    Rule { pattern: LabelPattern::new(labels), mode: LimitMode::Enforced, max, guarantee: Default::default() }
 }
 
 fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i64>)> {

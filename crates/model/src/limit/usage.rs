@@ -1,6 +1,9 @@
 //! Use of scopes together with the deciding rules, for lists and for the effect of rule changes.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{LimitedScope, Rule, RuleChanges, maxima};
 use crate::{
@@ -88,8 +91,41 @@ pub struct RuleReplacement {
     pub changes: LimitChanges,
     /// Scopes whose use exceeds the new rules.
     pub over: LimitExcess,
+    /// Guarantees that together exceed the capacity.
+    pub guarantees: Vec<GuaranteeExcess>,
     /// Whether all rules decide already; false if tickets must be counted first.
     pub decides: bool,
+}
+
+/// Guarantees of a label set that together exceed the capacity of the registered EMs, in one dimension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuaranteeExcess {
+    /// The labels.
+    pub labels: BTreeSet<String>,
+    /// The dimension.
+    pub dimension: Dimension,
+    /// Sum of the guarantees. A rule for each value counts once.
+    pub guaranteed: i64,
+    /// Capacity of the EMs.
+    pub capacity: i64,
+}
+
+impl GuaranteeExcess {
+    /// Returns the excesses of `rules` by the capacity of the EMs in some dimensions.
+    pub fn of<'a>(rules: impl IntoIterator<Item = &'a Rule>, capacity: &BTreeMap<Dimension, i64>) -> Vec<Self> {
+        let mut sums: BTreeMap<(BTreeSet<String>, &Dimension), i64> = BTreeMap::new();
+        for rule in rules.into_iter().filter(|rule| rule.mode != LimitMode::Off) {
+            for (dimension, guarantee) in &rule.guarantee {
+                let sum = sums.entry((rule.label_set(), dimension)).or_default();
+                *sum = sum.saturating_add(*guarantee);
+            }
+        }
+        let excess = |((labels, dimension), guaranteed): ((_, &Dimension), i64)| {
+            let capacity = *capacity.get(dimension).filter(|capacity| guaranteed > **capacity)?;
+            Some(Self { labels, dimension: dimension.clone(), guaranteed, capacity })
+        };
+        sums.into_iter().filter_map(excess).collect()
+    }
 }
 
 /// Scopes whose use exceeds their rules.

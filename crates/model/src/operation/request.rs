@@ -104,6 +104,11 @@ impl PlacedRequest {
         Self { ask: Arc::new(ask), ..self.clone() }
     }
 
+    /// Returns the requested amounts.
+    pub fn resource(&self) -> &Resource {
+        &self.ask.resource
+    }
+
     /// Returns the claim of the call; `None` if the request does not wait.
     pub fn claim(&self) -> Option<Uuid> {
         self.wait.as_ref().map(|wait| wait.claim)

@@ -20,6 +20,7 @@ use rm_model::{
     name::{FieldError, Labels, Name},
     observation::{Observations, ObservedUse},
     operation::Grant,
+    order::Class,
     principal::Principal,
     refusal::{Refusal, Shortfall},
     report::{EmStatus, Load, UnknownTicket},
@@ -164,8 +165,9 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         entries: entries.collect(),
         caps: waiting.caps.iter().map(cap::message).collect(),
         kept_until: waiting.kept_until.map(timestamp),
-        has_turn: waiting.has_turn,
+        has_turn: waiting.class != Class::Behind,
         priority: waiting.priority.into(),
+        is_entitled: waiting.class == Class::Entitled,
     }
 }
 
@@ -185,7 +187,11 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         wait_until: read_time("wait_until", message.wait_until)?,
         claim: None,
         kept_until: message.kept_until.map(|time| read_time("kept_until", Some(time))).transpose()?,
-        has_turn: message.has_turn,
+        class: match (message.is_entitled, message.has_turn) {
+            (true, _) => Class::Entitled,
+            (false, true) => Class::First,
+            (false, false) => Class::Behind,
+        },
         priority: i16::try_from(message.priority).unwrap_or_default(),
         ahead: message.entries.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
     })

@@ -13,7 +13,7 @@ use std::{
 use crate::v1 as proto;
 use rm_model::{
     limit::{
-        DIMENSIONS_MAX, LABELS_MAX, LabelPattern, LimitChanges, LimitReplacement, PatternChange, Rule,
+        DIMENSIONS_MAX, GuaranteeExcess, LABELS_MAX, LabelPattern, LimitChanges, LimitReplacement, PatternChange, Rule,
         RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
     },
     limit_mode::LimitMode,
@@ -94,7 +94,10 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
         let problem = format!("names {} dimensions with max; at most {DIMENSIONS_MAX} are allowed", max.len());
         return Err(FieldError::new(format!("{field}.max_text"), problem));
     }
-    Ok(Rule { pattern, mode, max })
+    let guarantee = maxima(&format!("{field}.guarantee"), &limit.guarantee, false)?;
+    let rule = Rule { pattern, mode, max, guarantee };
+    rule.check_guarantee().map_err(|wrong| FieldError::new(format!("{field}.guarantee"), wrong.to_string()))?;
+    Ok(rule)
 }
 
 /// Parses the maxima in `field` that are written as text. A size may have a unit.
@@ -214,7 +217,7 @@ pub fn replacement_message(new: &LimitReplacement) -> proto::ReplaceLimitsReques
 /// Converts the result of a replacement, or of its dry run, to a message. Each list has at most 1,000 limits; the
 /// counts are complete.
 pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
-    let RuleReplacement { changes: LimitChanges { rules: changes, queue }, over, decides } = replaced;
+    let RuleReplacement { changes: LimitChanges { rules: changes, queue }, over, guarantees, decides } = replaced;
     let first = |rules: &[Rule]| rules.iter().take(NAMED_MAX).map(limit).collect();
     let changed = changes.changed.iter().take(NAMED_MAX);
     let changed =
@@ -231,6 +234,7 @@ pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
         over_limit_count: count(over.count),
         over_limit_partial: over.is_partial,
         state: state(*decides).into(),
+        guarantee_excess: guarantees.iter().map(guarantee_excess).collect(),
         order: queue.order.as_ref().map(|(before, after)| proto::OrderChange {
             before: Some(order_message(before)),
             after: Some(order_message(after)),
@@ -251,6 +255,16 @@ pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
                 after: after.as_ref().map(reclaim_policy_message),
             })
             .collect(),
+    }
+}
+
+fn guarantee_excess(excess: &GuaranteeExcess) -> proto::GuaranteeExcess {
+    let GuaranteeExcess { labels, dimension, guaranteed, capacity } = excess;
+    proto::GuaranteeExcess {
+        labels: labels.iter().cloned().collect(),
+        dimension: dimension.key(),
+        guaranteed: *guaranteed,
+        capacity: *capacity,
     }
 }
 
@@ -305,8 +319,11 @@ pub fn state(decides: bool) -> proto::LimitState {
 pub fn limit(rule: &Rule) -> proto::Limit {
     let (mode, name) = (proto::LimitMode::from(rule.mode).into(), rule.pattern.to_string());
     let (labels, each) = label_parts(&rule.pattern);
-    let max = rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
-    proto::Limit { labels, each, mode, name, max, ..Default::default() }
+    let by_key = |amounts: &BTreeMap<Dimension, i64>| {
+        amounts.iter().map(|(dimension, amount)| (dimension.key(), *amount)).collect()
+    };
+    let (max, guarantee) = (by_key(&rule.max), by_key(&rule.guarantee));
+    proto::Limit { labels, each, mode, name, max, guarantee, ..Default::default() }
 }
 
 /// Returns the labels of a pattern with values, and those for each value.

@@ -133,8 +133,8 @@ pub async fn read(
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
     };
-    let in_queue = requests.iter().filter(|request| place_of(&request.ask.resource).is_some());
-    let asked: Vec<_> = in_queue.map(|request| (&request.ask.resource, &request.ask.labels)).collect();
+    let in_queue = requests.iter().filter(|request| place_of(request.resource()).is_some());
+    let asked: Vec<_> = in_queue.map(|request| (request.resource(), &request.ask.labels)).collect();
     let now = match asked.is_empty() && !anybody_waits {
         true => None,
         false => Some(session::clock(&mut *connection).await?),

@@ -174,7 +174,7 @@ mod tests {
     fn scope(user: &str, cores: i64) -> ScopeUsage {
         let max = [(Dimension::Cores, 10), (Dimension::Instances, 100), (Dimension::Custom("gpu".into()), 0)];
         let pattern = LabelPattern::new([("user".to_owned(), None)].into());
-        let rule = Rule { pattern, mode: LimitMode::Enforced, max: BTreeMap::from(max) };
+        let rule = Rule { pattern, mode: LimitMode::Enforced, max: BTreeMap::from(max), guarantee: BTreeMap::new() };
         let used = Tally::new([(Dimension::Cores, cores), (Dimension::Instances, 1)]);
         let scope = Scope::new([("user".to_owned(), user.to_owned())].into());
         ScopeUsage {

@@ -119,7 +119,7 @@ mod tests {
         let position = |priority| {
             let rank = RankedRequest::new(Uuid::nil(), None, NOW, priority);
             let em = EmInstance::parse("em", "ecm", "host1").unwrap();
-            let moved = RequeuedDelta { rank, claim: None, em, wait_keys: WaitKeys::new() };
+            let moved = RequeuedDelta { rank, claim: None, em, wait_keys: WaitKeys::new(), guaranteed_scopes: vec![] };
             let Evidence::Places(places) = Evidence::of(&Deltas { moved: vec![moved], ..Deltas::default() }, None, NOW)
             else {
                 panic!("no place")

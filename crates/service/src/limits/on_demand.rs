@@ -87,5 +87,5 @@ async fn needed(connection: &mut PgConnection, cap: &Cap) -> Result<CountingNeed
 /// Returns the limit in mode off that starts the counting of a cap's labels.
 fn has_counted(cap: &Cap) -> Rule {
     let each = cap.keys.iter().map(|key| (key.clone(), None)).collect();
-    Rule { pattern: LabelPattern::new(each), mode: LimitMode::Off, max: BTreeMap::new() }
+    Rule { pattern: LabelPattern::new(each), mode: LimitMode::Off, max: BTreeMap::new(), guarantee: BTreeMap::new() }
 }

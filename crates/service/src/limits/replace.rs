@@ -2,16 +2,20 @@
 //!
 //! Callers: `rm_edge::limit`, and the server, which applies the limits file.
 
+use std::collections::BTreeMap;
+
 use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use crate::error::Error;
 use rm_model::{
-    limit::{LimitChanges, LimitExcess, LimitReplacement, Limits, RuleChanges, RuleReplacement, ScopeUsage},
+    limit::{
+        GuaranteeExcess, LimitChanges, LimitExcess, LimitReplacement, Limits, RuleChanges, RuleReplacement, ScopeUsage,
+    },
     principal::Actor,
 };
-use rm_store::{label_resource, session::within_timeout};
+use rm_store::{em_resource, label_resource, session::within_timeout};
 use rm_telemetry::cause;
 
 use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
@@ -40,21 +44,28 @@ impl LimitService {
         let has_rules = new.rules.is_some();
         let changes = self.replace(by, new, deadline).await?;
         let standing = async {
-            let decides = !has_rules || self.until_counted(deadline).await?;
+            if has_rules {
+                self.until_counted(deadline).await?;
+            }
             let mut connection = self.store.operators().acquire().await?;
             let limits = within_timeout(self.current(&mut connection)).await?;
-            Ok::<_, Error>((decides, over_any(&mut connection, &limits).await?))
+            effect(&mut connection, &limits, changes.clone()).await
         };
         // The rules are stored from here on: no error may state that they are not.
-        let (decides, over) = match tokio::time::timeout_at(deadline, standing).await {
+        let unknown = || RuleReplacement {
+            changes: changes.clone(),
+            over: LimitExcess::unknown(),
+            guarantees: vec![],
+            decides: false,
+        };
+        Ok(match tokio::time::timeout_at(deadline, standing).await {
             Ok(Ok(standing)) => standing,
             Ok(Err(error)) => {
                 tracing::warn!(error = cause(&error), "limits were replaced, but the reply cannot be read");
-                (false, LimitExcess::unknown())
+                unknown()
             }
-            Err(_) => (false, LimitExcess::unknown()),
-        };
-        Ok(RuleReplacement { changes, over, decides })
+            Err(_) => unknown(),
+        })
     }
 
     /// Returns the result that [`LimitService::replace_and_wait`] would have, and changes nothing.
@@ -74,9 +85,23 @@ impl LimitService {
             }
             None => limits,
         };
-        let over = over_any(&mut connection, &limits).await?;
-        Ok(RuleReplacement { changes, over, decides: limits.rules().all(|(_, decides)| decides) })
+        effect(&mut connection, &limits, changes).await
     }
+}
+
+/// Returns the effect of `limits`, which `changes` have made.
+async fn effect(
+    connection: &mut PgConnection,
+    limits: &Limits,
+    changes: LimitChanges,
+) -> Result<RuleReplacement, Error> {
+    let over = over_any(&mut *connection, limits).await?;
+    let capacity = match limits.rules().any(|(rule, _)| !rule.guarantee.is_empty()) {
+        true => within_timeout(em_resource::capacity(connection)).await?,
+        false => BTreeMap::new(),
+    };
+    let guarantees = GuaranteeExcess::of(limits.rules().map(|(rule, _)| rule), &capacity);
+    Ok(RuleReplacement { changes, over, guarantees, decides: limits.rules().all(|(_, decides)| decides) })
 }
 
 /// Returns the scopes above `limits`, among the first [`LOOKED_AT_MAX`].

@@ -10,7 +10,6 @@ use uuid::Uuid;
 use crate::{StoreError, rows::TableRow};
 use rm_model::{
     name::Name,
-    order::Class,
     selector::EmSelector,
     wait_queue::{QueuePosition, WaitKey, WaitingRequest},
 };
@@ -18,6 +17,7 @@ use rm_model::{
 use super::{
     ENTRIES_MAX, LAST_POSITION, TABLE,
     json::{parse_caps, parse_em_conditions, parse_position, parse_wait_key, wait_key_hash},
+    order::class,
 };
 
 fn waiting(row: TableRow<'_>) -> Result<(QueuePosition, WaitingRequest), StoreError> {
@@ -43,7 +43,7 @@ pub(super) fn request(row: TableRow<'_>) -> Result<WaitingRequest, StoreError> {
         wait_until: row.get("wait_until")?,
         claim: row.get("claim")?,
         kept_until: row.get("kept_until")?,
-        has_turn: row.get::<i16>("class")? != Class::Behind.number(),
+        class: class(row)?,
         priority: row.get("priority")?,
         ahead: BTreeMap::new(),
     })

@@ -138,15 +138,20 @@ pub async fn ranks(executor: impl PgExecutor<'_>, query: RanksQuery<'_>) -> Resu
     Ok(ranks)
 }
 
+/// Parses the class of a request.
+pub(super) fn class(row: TableRow<'_>) -> Result<Class, StoreError> {
+    let class: i16 = row.get("class")?;
+    Class::of_number(class).ok_or_else(|| row.wrong(format!("the class {class}")))
+}
+
 /// Parses a request without its keys.
 fn ranked(row: TableRow<'_>, ticket_id: Uuid) -> Result<RankedRequest, StoreError> {
-    let class: i16 = row.get("class")?;
     let wrong = |what: &str| StoreError::inconsistent(TABLE.0, format!("{what} of the waiting request {ticket_id}"));
     let turn: Option<&str> = row.get("turn")?;
     let conditions: Option<&[u8]> = row.get("em_conditions")?;
     let any_em = conditions.map(|hash| hash.try_into().map(AnyEm).map_err(|_| wrong("the conditions"))).transpose()?;
     Ok(RankedRequest {
-        class: Class::of_number(class).ok_or_else(|| wrong("the class"))?,
+        class: class(row)?,
         rank_time: row.get("rank_time")?,
         is_absent: row.get("is_absent")?,
         was_shared: row.get("was_shared")?,

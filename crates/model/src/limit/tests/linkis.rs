@@ -90,6 +90,7 @@ fn rules((configured, amounts): (&String, &Amounts)) -> impl Iterator<Item = Rul
             pattern: LabelPattern::new(labels.map(|(key, value)| (key.to_owned(), value.map(str::to_owned))).collect()),
             mode: LimitMode::Enforced,
             max: named.map(|(key, text)| (Dimension::parse_key(key).unwrap(), parse_size(text).unwrap())).collect(),
+            guarantee: Default::default(),
         }
     };
     [of(false), of(true)].into_iter().filter(|rule| !rule.max.is_empty())

@@ -16,7 +16,7 @@ use rm_model::{
     limit::Limits,
     name::{Labels, Name},
     operation::{KeptPosition, RequestId, RequestKey, RequestRecord},
-    order::{QueueRanks, RankedRequest},
+    order::{Class, QueueRanks, RankedRequest},
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
     report::{LastSignOfLife, ReportNumber},
     resource::{Dimension, Resource},
@@ -114,7 +114,7 @@ fn waiting((position, stored): (&QueuePosition, &StoredWaiting)) -> (Uuid, Waiti
         wait_until: position.since(),
         claim: Some(stored.claim),
         kept_until: None,
-        has_turn: true,
+        class: Class::First,
         priority: 0,
         ahead: BTreeMap::new(),
     };

@@ -277,6 +277,7 @@ pub(super) fn rules(model: &Model) -> Limits {
             pattern: LabelPattern::new(SETS[*set].iter().zip(values).map(named).collect()),
             mode: rule.mode,
             max: max.filter_map(|(dimension, max)| Some((dimension, max?))).collect(),
+            guarantee: Default::default(),
         }
     };
     let sets = SETS.iter().enumerate().map(|(set, keys)| {

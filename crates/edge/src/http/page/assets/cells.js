@@ -115,7 +115,8 @@ const entry = ({ scope: key, ahead }) => element("div", {}, wait(key), muted(Num
 const headStart = (seconds) => `${seconds > 0 ? "+" : "−"}${Math.abs(seconds)} s`;
 
 // Why the request is where it is: its turn, and its head start.
-const order = (row) => [row.has_turn ? "has its turn" : "behind an own request", row.priority ? `, ${headStart(row.priority)}` : ""].join("");
+const turn = (row) => (row.is_entitled ? "within its guarantee" : row.has_turn ? "has its turn" : "behind an own request");
+const order = (row) => [turn(row), row.priority ? `, ${headStart(row.priority)}` : ""].join("");
 
 // `first` is the position of the first row over all wait queues, undefined where it is not known.
 export const waitingColumns = (first) => [

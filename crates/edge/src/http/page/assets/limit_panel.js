@@ -82,6 +82,7 @@ const changeColumns = [
 const setColumns = [
   { name: "limit", class: "text", of: (row) => row.name },
   { name: "maximum", class: "text", of: (row) => most(row.max) || "none" },
+  { name: "guarantee", class: "text mid", of: (row) => most(row.guarantee) || "none" },
   { name: "mode", class: "mid", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
   { name: "set", class: "n mid", of: (row) => ago(row.update_time) },
   { name: "by", class: "text", of: (row) => row.updated_by },

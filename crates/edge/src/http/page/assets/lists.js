@@ -113,9 +113,12 @@ export function emFields(name) {
 // A label may have an empty value: as a list it is not left out of the call.
 export const labelFields = (prefix, map) => Object.fromEntries(Object.entries(map).map(([key, value]) => [`${prefix}.${key}`, [value]]));
 
+const amounts = (byDimension) => Object.entries(byDimension).map(([dimension, amount]) => withUnit(dimension, amount)).join(", ") || "none";
+
 const setColumns = [
   { name: "limit", class: "text", of: (row) => (row.each.length === 0 ? scope(row.labels) : row.name) },
-  { name: "maximum", class: "text", of: (row) => Object.entries(row.max).map(([dimension, most]) => withUnit(dimension, most)).join(", ") || "none" },
+  { name: "maximum", class: "text", of: (row) => amounts(row.max) },
+  { name: "guarantee", class: "text wide", of: (row) => amounts(row.guarantee) },
   { name: "mode", class: "mid", of: (row) => row.mode.replace("LIMIT_MODE_", "").toLowerCase() },
   { name: "state", class: "wide", of: (row) => row.state.replace("LIMIT_STATE_", "").replace("_", " ").toLowerCase() },
   { name: "set", class: "n", of: (row) => ago(row.update_time) },
