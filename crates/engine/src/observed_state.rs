@@ -23,7 +23,7 @@ use rm_model::{
     limit::Limits,
     name::Name,
     operation::{KeptPosition, PlacedRequest, Rejection, RequestKey, RequestRecord},
-    order::{DecidedRank, QueueRanks},
+    order::{Class, DecidedRank, QueueRanks},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
     wait_queue::{AssessedPosition, QueuePosition},
@@ -120,7 +120,9 @@ impl CheckState {
                     let position = ranked.unwrap_or(position);
                     short.wait_keys = self.line.line.keys_for(position, &short.wait_keys, rank.as_ref());
                 }
-                let is_known = |ranked| own == Some(ranked) && request.position() == Some(ranked);
+                let lacks_promise = rank.as_ref().is_some_and(|rank| rank.class == Class::Entitled)
+                    && self.line.ranks.promises.lacks(request, &self.limits);
+                let is_known = |ranked| own == Some(ranked) && request.position() == Some(ranked) && !lacks_promise;
                 match own.is_some() && ranked.is_some_and(|ranked| !is_known(ranked)) {
                     true => Verdict::Reranked(short),
                     false => Verdict::Refused(short),

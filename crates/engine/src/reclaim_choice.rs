@@ -8,7 +8,7 @@
 //! Never: ends an engine; decides whether a ticket may be chosen, which the reclaim policies do. The capacity of an external queue is
 //! not tried: its cluster shows the end of an engine later. Caller: `reclaim_plan`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -19,8 +19,8 @@ use rm_model::{
     ledger,
     limit::LimitedScope,
     operation::PlacedRequest,
-    resource::{Dimension, Resource, ResourceError},
-    scope::ScopeHoldings,
+    resource::{Resource, ResourceError},
+    scope::{ScopeCounter, ScopeHoldings},
     ticket::Ticket,
     wait_queue::WaitKey,
 };
@@ -181,8 +181,10 @@ impl ReclaimTrial {
             let number = chosen.map_or(usize::MAX, |chosen| chosen.number);
             (!own(candidate), number, is_same_kind(ticket, place), *idle_since, ticket.id)
         });
+        let scopes = place.scopes(&self.state.limits);
+        let of_request = scopes.iter().map(|at| (at.counter.clone(), self.holdings(&at.counter))).collect();
         tickets.retain(|candidate| {
-            !self.is_guaranteed(candidate, place)
+            !self.is_guaranteed(candidate, place, &of_request)
                 && self.change(&candidate.idle.ticket, &candidate.counters, Change::End)
         });
         let suffices = !tickets.is_empty() && self.fits(place);
@@ -203,19 +205,34 @@ impl ReclaimTrial {
         suffices.then_some(Solution { place, tickets: needed, costs })
     }
 
-    /// Returns whether the end of a ticket would take a scope below its guarantee. The request itself counts in its own scopes.
-    fn is_guaranteed(&self, candidate: &Candidate<'_>, place: &PlacedRequest) -> bool {
-        let (ended, own) = (candidate.idle.ticket.resource(), place.scopes(&self.state.limits));
+    /// Returns whether the end of a ticket would take a scope below its guarantee. The scopes of the request, with what they held
+    /// before it chose, count it as granted, and may stay as they were.
+    fn is_guaranteed(
+        &self,
+        candidate: &Candidate<'_>,
+        place: &PlacedRequest,
+        of_request: &HashMap<ScopeCounter, ScopeHoldings>,
+    ) -> bool {
+        let ended = candidate.idle.ticket.resource();
         candidate.counters.iter().any(|at| {
-            let is_own = own.iter().any(|own| own.counter == at.counter);
-            let held =
-                |dimension: &Dimension| self.state.scopes.get(&at.counter).map_or(0, |usage| usage.held(dimension));
+            let held = self.holdings(&at.counter);
             at.guarantees().any(|(dimension, guarantee)| {
-                let requested = if is_own { place.resource().get(dimension) } else { 0 };
                 let amount = ended.get(dimension);
-                amount > 0 && held(dimension).saturating_add(requested).saturating_sub(amount) < guarantee
+                let left = held.held(dimension).saturating_sub(amount);
+                let is_short = |left: i64| amount > 0 && left < guarantee;
+                match of_request.get(&at.counter) {
+                    Some(before) => {
+                        let left = left.saturating_add(place.resource().get(dimension));
+                        is_short(left) && left < before.held(dimension)
+                    }
+                    None => is_short(left),
+                }
             })
         })
+    }
+
+    fn holdings(&self, counter: &ScopeCounter) -> ScopeHoldings {
+        self.state.scopes.get(counter).cloned().unwrap_or_default()
     }
 
     /// Returns the tickets to try for a request: for each key where it is short, those with earlier choices and the longest idle ones.

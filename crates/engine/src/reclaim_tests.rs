@@ -300,6 +300,10 @@ fn choice_takes_no_scope_below_its_guarantee() {
     world.requests.clear();
     world.request(103, "a", BOB, 1);
     assert_eq!(world.chosen(), [(2, 103)]);
+    // Also where the user is below its guarantee.
+    world.tickets.remove(&id(3));
+    world.ticket(5, "a", SQL, None);
+    assert_eq!(world.chosen(), [(2, 103)]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! does not use is granted to others.
 //! Never: reads or writes rows. Callers: the ranks of waiting requests, in the ledger and in the check.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use uuid::Uuid;
 
@@ -23,7 +23,7 @@ pub struct Promises(HashMap<Scope, Vec<PromisedAmounts>>);
 /// Entitled requests of a scope with equal amounts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromisedAmounts {
-    /// The request, if the batch or check decides it; `None` for others.
+    /// The request, if the batch or check decides it, or it is an own one of these; `None` for others.
     pub ticket_id: Option<Uuid>,
     /// Amounts of each request.
     pub resource: Resource,
@@ -60,44 +60,56 @@ impl Promises {
         scopes
     }
 
-    /// Returns the amount that requests other than `ticket_id` wait for.
-    fn of_others(&self, scope: &Scope, dimension: &Dimension, ticket_id: Uuid) -> i64 {
+    /// Returns the amount that requests other than `ticket_id` and `displaced` wait for.
+    fn of_others(&self, scope: &Scope, dimension: &Dimension, ticket_id: Uuid, displaced: &BTreeSet<Uuid>) -> i64 {
         let promised = self.0.get(scope).into_iter().flatten();
-        let others = promised.filter(|promised| promised.ticket_id != Some(ticket_id));
+        let is_other = |known: Uuid| known != ticket_id && !displaced.contains(&known);
+        let others = promised.filter(|promised| promised.ticket_id.is_none_or(is_other));
         let amounts = others.map(|others| others.resource.get(dimension).saturating_mul(others.requests));
         amounts.fold(0, i64::saturating_add)
     }
 }
 
-/// Whether a request is entitled already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entitlement {
-    /// It is not: the promises to other requests count.
-    New,
-    /// It is, and the promises to others were made after its own: only the held amounts count.
-    Stored,
+/// A first whose entitlement is decided.
+#[derive(Debug, Clone, Copy)]
+pub struct GuaranteeCheck<'a> {
+    /// The request.
+    pub request: &'a PlacedRequest,
+    /// Present own requests that will be behind it, and then wait for nothing that is guaranteed.
+    pub displaced: &'a BTreeSet<Uuid>,
+    /// Limits with the guarantees.
+    pub limits: &'a Limits,
 }
 
 impl Promises {
-    /// Returns whether a first is entitled.
+    /// Returns whether a first is entitled. Where it is so already, the other requests were entitled after it, and do not count.
     pub fn is_entitled<'a>(
         &self,
-        request: &PlacedRequest,
-        limits: &Limits,
+        GuaranteeCheck { request, displaced, limits }: GuaranteeCheck<'_>,
         usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
-        before: Entitlement,
     ) -> bool {
-        let (scopes, resource) = (request.scopes(limits), request.resource());
-        let mut guaranteed = guaranteed_amounts(&scopes, resource).peekable();
+        let scopes = request.scopes(limits);
+        let mut guaranteed = guaranteed_amounts(&scopes, request.resource()).peekable();
         let is_within = |GuaranteedAmount { limited, dimension, requested, guarantee }: GuaranteedAmount<'_>| {
             let held = usage(&limited.counter).map_or(0, |usage| usage.held(dimension));
-            let promised = match before {
-                Entitlement::New => self.of_others(limited.scope(), dimension, request.ask.ticket_id),
-                Entitlement::Stored => 0,
+            let promised = match self.has(limited.scope(), request) {
+                true => 0,
+                false => self.of_others(limited.scope(), dimension, request.ask.ticket_id, displaced),
             };
             held.saturating_add(requested).saturating_add(promised) <= guarantee
         };
         guaranteed.peek().is_some() && guaranteed.all(is_within)
+    }
+
+    /// Returns whether an entitled request is not entitled yet in all of its scopes with guarantees.
+    pub fn lacks(&self, request: &PlacedRequest, limits: &Limits) -> bool {
+        request.guaranteed_scopes(limits).iter().any(|scope| !self.has(scope, request))
+    }
+
+    /// Returns whether a request is entitled in a scope, with the same amounts.
+    fn has(&self, scope: &Scope, request: &PlacedRequest) -> bool {
+        let mut promised = self.0.get(scope).into_iter().flatten();
+        promised.any(|own| own.ticket_id == Some(request.ask.ticket_id) && own.resource == *request.resource())
     }
 }
 

@@ -481,8 +481,9 @@ pub struct QueuedOutcome {
     pub priority: i16,
     /// Wait keys of the request.
     pub wait_keys: WaitKeys,
-    /// Scopes with guarantees: the request may become entitled when their holdings shrink.
-    pub guaranteed_scopes: Vec<Scope>,
+    /// Scopes with guarantees that may entitle the request when their holdings shrink; none if it is entitled. `None` if the attempt
+    /// was elsewhere.
+    pub guaranteed_scopes: Option<Vec<Scope>>,
     /// Refusal that the request would get without waiting.
     pub refusal: Refusal,
 }

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::{
     assessment::BlockedRequest,
-    guarantee::{Entitlement, Promises},
+    guarantee::{GuaranteeCheck, Promises},
     limit::{Limits, PatternChange},
     operation::{PlacedRequest, Rejection},
     priority::{Priorities, PriorityRule},
@@ -464,6 +464,13 @@ impl OwnRequests {
         is_later.then_some(first.ticket_id)
     }
 
+    /// Returns the present own requests that are later in own order and short at some of `wait_keys`.
+    fn later_own(&self, request: &RankedRequest, wait_keys: &[WaitKey]) -> BTreeSet<Uuid> {
+        let keys = queue_keys(request, wait_keys.iter().map(|wait_key| request.turn_key(wait_key)));
+        let own = keys.flat_map(|key| self.present_at(&key).map(|own| own.own_order()).collect::<Vec<_>>());
+        own.filter(|own| *own > request.own_order()).map(|own| own.ticket_id).collect()
+    }
+
     /// Sets the keys where a request is short, when it enters and after each check. `now` is a new rank time.
     ///
     /// A request that leaves a key hands its turn there. At the first shared key where it is short, it enters anew.
@@ -649,10 +656,15 @@ impl QueueRanks {
         (limits, now): (&Limits, OffsetDateTime),
         usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     ) -> DecidedRank {
-        let guaranteed = |class: Class, before: Entitlement| match class {
-            Class::Behind => Class::Behind,
-            _ if self.promises.is_entitled(request, limits, &usage, before) => Class::Entitled,
-            _ => Class::First,
+        let guaranteed = |rank: &RankedRequest, wait_keys: &[WaitKey]| {
+            let displaced = &self.own.later_own(rank, wait_keys);
+            match rank.class {
+                Class::Behind => Class::Behind,
+                _ if self.promises.is_entitled(GuaranteeCheck { request, displaced, limits }, &usage) => {
+                    Class::Entitled
+                }
+                _ => Class::First,
+            }
         };
         let (now, wait_keys) = (self.rank_time(now), wait_keys.into_iter().collect::<Vec<_>>());
         let stored = stored.and_then(|ticket_id| self.own.get(ticket_id));
@@ -662,8 +674,7 @@ impl QueueRanks {
                     true => self.returning(stored, wait_keys.iter().cloned(), now),
                     false => RankedRequest { class: self.own.class_of(stored), ..stored.clone() },
                 };
-                let is_stored = rank.class == Class::Entitled && !stored.is_absent;
-                rank.class = guaranteed(rank.class, if is_stored { Entitlement::Stored } else { Entitlement::New });
+                rank.class = guaranteed(&rank, &wait_keys);
                 let mut position = AssessedPosition::from(Some(rank.position()));
                 if !rank.was_shared {
                     let entering = rank.at_shared_key(now);
@@ -675,7 +686,7 @@ impl QueueRanks {
             }
             None => {
                 let mut rank = RankedRequest::entering(request, limits.queue_rules(), now);
-                rank.class = guaranteed(rank.class, Entitlement::New);
+                rank.class = guaranteed(&rank, &wait_keys);
                 let position = self.own.entering_position(&rank, wait_keys.iter().cloned());
                 (rank, position)
             }

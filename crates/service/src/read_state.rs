@@ -162,10 +162,10 @@ pub(super) async fn line(
         wait_keys.into_iter().map(move |wait_key| (wait_key, extent))
     }));
     let guaranteed: BTreeSet<Scope> = requests.iter().flat_map(|request| request.guaranteed_scopes(limits)).collect();
-    if !guaranteed.is_empty() {
-        ranks.promises = waiting::promises(&mut *connection, guaranteed, queued).await?;
-    }
     let ticket_ids: Vec<Uuid> = queued.iter().copied().chain(ranks.own.ticket_ids()).collect();
+    if !guaranteed.is_empty() {
+        ranks.promises = waiting::promises(&mut *connection, guaranteed, &ticket_ids).await?;
+    }
     let line = waiting::line(connection, &wait_keys, &ticket_ids).await?;
     Ok(WaitQueueView { line, wait_keys: Some(wait_keys), ranks })
 }

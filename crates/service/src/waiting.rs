@@ -498,9 +498,10 @@ impl WaitHandle {
         let (position, wait_keys) = (waiting.position, &waiting.wait_keys);
         self.decided_at = waiting.decided_at;
         self.priority = Some(waiting.priority);
-        let guaranteed = waiting.guaranteed_scopes.iter().cloned().map(WaitKey::Scope).collect();
-        let has_changed = self.guaranteed != guaranteed;
-        self.guaranteed = guaranteed;
+        let guaranteed = waiting.guaranteed_scopes.as_ref();
+        let guaranteed = guaranteed.map(|scopes| scopes.iter().cloned().map(WaitKey::Scope).collect::<Vec<_>>());
+        let has_changed = guaranteed.as_ref().is_some_and(|guaranteed| self.guaranteed != *guaranteed);
+        self.guaranteed = guaranteed.unwrap_or_else(|| std::mem::take(&mut self.guaranteed));
         if self.position() == Some(position) && self.wait_keys() == Some(wait_keys) && !has_changed {
             self.in_index(|index, _| index.place(position, waiting.decided_at));
         } else {

@@ -117,7 +117,7 @@ fn queued(instance: &str) -> Event<&'static str> {
         decided_at,
         priority: 0,
         wait_keys,
-        guaranteed_scopes: Vec::new(),
+        guaranteed_scopes: None,
         refusal,
     }))))
 }

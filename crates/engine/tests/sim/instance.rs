@@ -253,8 +253,10 @@ impl SharedState for Shared<'_> {
         self.handle.looks_anywhere = any_em;
         self.handle.decided_at = entry.decided_at;
         self.handle.priority = Some(entry.priority);
-        let guaranteed = entry.guaranteed_scopes.iter().cloned().map(WaitKey::Scope).collect();
-        let has_other = std::mem::replace(&mut self.handle.guaranteed, guaranteed) != self.handle.guaranteed;
+        let guaranteed = entry.guaranteed_scopes.as_ref();
+        let guaranteed = guaranteed.map(|scopes| scopes.iter().cloned().map(WaitKey::Scope).collect::<Vec<_>>());
+        let has_other = guaranteed.as_ref().is_some_and(|guaranteed| self.handle.guaranteed != *guaranteed);
+        self.handle.guaranteed = guaranteed.unwrap_or_else(|| std::mem::take(&mut self.handle.guaranteed));
         if self.instance.position(self.handle) == Some(entry.position)
             && self.has_entry_at(&entry.wait_keys)
             && !has_other

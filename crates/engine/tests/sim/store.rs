@@ -11,7 +11,7 @@ use rm_model::{
     em::{Em, EmInstance},
     em_drain::EmDrain,
     external::Clusters,
-    guarantee::{Entitlement, PromisedAmounts},
+    guarantee::{GuaranteeCheck, PromisedAmounts},
     hold::ExistingHold,
     ledger::{Deltas, HistoryLine, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
@@ -532,8 +532,10 @@ impl Store {
     pub fn entitled_at_check(&self) -> Option<Uuid> {
         let (ranks, usage) = (self.ranks(), |counter: &ScopeCounter| self.scopes.get(counter));
         let firsts = self.entries.values().filter(|entry| entry.rank.class == Class::First && !entry.rank.is_absent);
-        let entitled =
-            |entry: &&StoredEntry| ranks.promises.is_entitled(&entry.request, &self.limits, usage, Entitlement::New);
+        let entitled = |entry: &&StoredEntry| {
+            let (request, displaced, limits) = (&entry.request, &BTreeSet::new(), &*self.limits);
+            ranks.promises.is_entitled(GuaranteeCheck { request, displaced, limits }, usage)
+        };
         firsts.into_iter().find(entitled).map(|entry| entry.rank.ticket_id)
     }
 

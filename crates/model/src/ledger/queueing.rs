@@ -9,7 +9,7 @@ use super::{
     super::{
         assessment::BlockedRequest,
         operation::{KeptPosition, Outcome, PlacedRequest, QueuedOutcome, Rejection, RemoveWaiting},
-        order::{DecidedRank, RankedRequest},
+        order::{Class, DecidedRank, RankedRequest},
         principal::Principal,
         refusal::Refusal,
         ticket::{Ticket, TicketState},
@@ -95,6 +95,8 @@ impl Ledger {
         let rank = self.requeue(rank, &wait_keys);
         let has_other_promise = self.promise(op, rank.class);
         let guaranteed_scopes = op.guaranteed_scopes(&self.limits);
+        let is_entitled = rank.class == Class::Entitled;
+        let entitling_scopes = if is_entitled { Vec::new() } else { guaranteed_scopes.clone() };
         let (position, priority) = (rank.position(), rank.priority);
         let line = &mut self.line.line;
         line.set_position(position);
@@ -156,7 +158,7 @@ impl Ledger {
             decided_at,
             priority,
             wait_keys,
-            guaranteed_scopes,
+            guaranteed_scopes: Some(entitling_scopes),
             refusal,
         })))
     }
@@ -177,7 +179,7 @@ impl Ledger {
                     decided_at: self.now,
                     priority: decided.map_or(0, |decided| decided.rank.priority),
                     wait_keys: self.line.line.keys_of(op.ask.ticket_id),
-                    guaranteed_scopes: op.guaranteed_scopes(&self.limits),
+                    guaranteed_scopes: None,
                     refusal: refusal.clone(),
                 };
                 Some(Outcome::Waiting(Box::new(entry)))

@@ -113,6 +113,9 @@ impl Ledger {
                 self.line.line.set_position(position);
                 self.deltas.woken.insert(ticket_id, position);
             }
+            if own.get(ticket_id).is_some_and(|rank| rank.class == Class::Behind) {
+                self.line.ranks.promises.remove(ticket_id);
+            }
             self.reranked.entry(ticket_id).or_insert(before);
         }
     }

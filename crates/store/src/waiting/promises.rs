@@ -17,12 +17,12 @@ use crate::StoreError;
 
 use super::{OVERDUE, TABLE, scope_number};
 
-/// Returns the promises in `scopes`: those of `decided` one by one, and the others by equal amounts. The caller has locked the counters
+/// Returns the promises in `scopes`: those of the requests `known` one by one, and the others by equal amounts. The caller has locked the counters
 /// of the scopes, or only checks.
 pub async fn promises(
     executor: impl PgExecutor<'_>,
     scopes: BTreeSet<Scope>,
-    decided: &[Uuid],
+    known: &[Uuid],
 ) -> Result<Promises, StoreError> {
     let scopes: Vec<Scope> = scopes.into_iter().collect();
     let rows = sqlx::query(
@@ -35,11 +35,11 @@ pub async fn promises(
                 AND w.wait_until > clock_timestamp() - make_interval(secs => $3)
                 AND EXISTS (SELECT FROM linkis_rm_instance i
                     WHERE i.instance_id = w.instance_id AND i.alive_until > clock_timestamp())) w
-        LEFT JOIN unnest($2::uuid[]) AS own (ticket_id) ON own.ticket_id = w.ticket_id
+        LEFT JOIN (SELECT DISTINCT unnest($2::uuid[]) AS ticket_id) own ON own.ticket_id = w.ticket_id
         GROUP BY d.number, own.ticket_id, w.resource_type, w.resource",
     )
     .bind(scopes.iter().map(scope_number).collect::<Vec<_>>())
-    .bind(decided)
+    .bind(known)
     .bind(OVERDUE.as_secs_f64())
     .fetch_all(executor)
     .await?;
