@@ -59,7 +59,7 @@ pub struct SetLimitCommand {
     #[arg(long, value_name = "AMOUNTS", value_parser = amounts::parse, required_unless_present_any = ["mode", "guarantee"])]
     max: Option<Amounts>,
 
-    /// Guarantee, as in instances=1: within it, waiting requests go before all others [default: as it is; 0 for none].
+    /// Guarantee, as in instances=1: within it, waiting requests go before all others. instances=0 removes it [default: as it is].
     #[arg(long, value_name = "AMOUNTS", value_parser = amounts::parse)]
     guarantee: Option<Amounts>,
 
@@ -188,6 +188,9 @@ impl SetLimitCommand {
         limit.max = amounts(&self.max, |before| &before.max);
         limit.guarantee = amounts(&self.guarantee, |before| &before.guarantee);
         limit.guarantee.retain(|_, amount| *amount != 0);
+        if before.is_none() && self.max.is_none() && self.guarantee.is_some() {
+            return Err(CommandFailure::Usage("--guarantee: a new limit needs --max, too".to_owned()));
+        }
         convert::limit::new_rule("limit", Some(&limit))?;
         if let Some(before) = &before {
             let (now, new) = (described(before), described(&limit));

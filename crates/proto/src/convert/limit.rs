@@ -94,7 +94,8 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
         let problem = format!("names {} dimensions with max; at most {DIMENSIONS_MAX} are allowed", max.len());
         return Err(FieldError::new(format!("{field}.max_text"), problem));
     }
-    let guarantee = maxima(&format!("{field}.guarantee"), &limit.guarantee, false)?;
+    let mut guarantee = maxima(&format!("{field}.guarantee"), &limit.guarantee, false)?;
+    guarantee.retain(|_, amount| *amount > 0);
     let rule = Rule { pattern, mode, max, guarantee };
     rule.check_guarantee().map_err(|wrong| FieldError::new(format!("{field}.guarantee"), wrong.to_string()))?;
     Ok(rule)
