@@ -93,6 +93,7 @@ impl Ledger {
         let stored = self.line.ranks.own.get(ticket_id).cloned();
         let rank = decided.map_or_else(|| self.newcomer(op), |decided| decided.rank);
         let rank = self.requeue(rank, &wait_keys);
+        let rank = self.confirm_entitlement(op, rank);
         let has_other_promise = self.promise(op, rank.class);
         let guaranteed_scopes = op.guaranteed_scopes(&self.limits);
         let is_entitled = rank.class == Class::Entitled;

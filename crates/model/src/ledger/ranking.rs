@@ -4,11 +4,14 @@
 //! its old entries count as freed. A batch changes only requests that it has read; every check computes the class of its request
 //! again, so that a missed promotion costs time.
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use super::{
     super::{
         assessment::all_wait_keys,
+        guarantee::GuaranteeCheck,
         operation::PlacedRequest,
         order::{Class, DecidedRank, QueueRanks, RankedRequest},
         scope::ScopeCounter,
@@ -36,6 +39,18 @@ impl Ledger {
     /// Returns the rank of a newcomer.
     pub(super) fn newcomer(&self, op: &PlacedRequest) -> RankedRequest {
         self.decide(op, None).rank
+    }
+
+    /// Lets a request be entitled only if the own requests that have fallen behind it leave enough: those with other keys have not.
+    pub(super) fn confirm_entitlement(&mut self, op: &PlacedRequest, rank: RankedRequest) -> RankedRequest {
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
+        let check = GuaranteeCheck { request: op, displaced: &BTreeSet::new(), limits: &self.limits };
+        if rank.class != Class::Entitled || self.line.ranks.promises.is_entitled(check, usage) {
+            return rank;
+        }
+        let rank = RankedRequest { class: Class::First, ..rank };
+        self.line.ranks.own.replace(rank.clone());
+        rank
     }
 
     /// Sets the scopes in which a waiting request is entitled. Returns whether they have changed.
