@@ -226,9 +226,7 @@ async fn page_without_token_shows_only_login() {
         .run("return document.getElementById('view').textContent + document.getElementById('panel-body').textContent")
         .await;
     assert_eq!(left, "", "nothing of what was shown is left");
-    assert!(
-        browser.complaints().await.iter().all(|line| line.contains("401")),
-        "complaints about open list calls only"
-    );
+    let others: Vec<String> = browser.complaints().await.into_iter().filter(|line| !line.contains("401")).collect();
+    assert_eq!(others, [""; 0], "complaints about open list calls only");
     rm.stop().await;
 }
