@@ -2,8 +2,8 @@
 //!
 //! A trial subtracts the amounts of tickets from the counters, and assesses the request as a check does. So all keys
 //! of the request count, and all requests before it. Either a set of tickets makes the request fit, or none is chosen. The set contains
-//! no ticket that it does not need, and takes no scope below its guarantee. Requests are served in the order of their positions, from one state: a request that fits then counts
-//! as granted, so no two get the same capacity.
+//! no ticket that it does not need, and takes no scope below its guarantee. Requests are served in the order of their positions, from
+//! one state: a request that fits then counts as granted, so no two get the same capacity.
 //!
 //! Never: ends an engine; decides whether a ticket may be chosen, which the reclaim policies do. The capacity of an external queue is
 //! not tried: its cluster shows the end of an engine later. Caller: `reclaim_plan`.

@@ -163,8 +163,6 @@ pub async fn close_fence(connection: &mut PgConnection) -> Result<(), StoreError
 /// Inserts or replaces rules by pattern. The patterns must be distinct.
 pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<(), StoreError> {
     let patterns: Vec<String> = rules.iter().map(|rule| pattern_json(&rule.pattern)).collect();
-    let json =
-        |amounts: &BTreeMap<Dimension, i64>| tally_json(amounts.iter().map(|(dimension, amount)| (dimension, *amount)));
     let done = sqlx::query(
         "-- limit::upsert
         INSERT INTO linkis_resource_limit (pattern, name, max_resource, update_time, updated_by, pattern_hash, label_set,
@@ -177,12 +175,12 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
     )
     .bind(&patterns)
     .bind(rules.iter().map(|rule| rule.pattern.to_string()).collect::<Vec<_>>())
-    .bind(rules.iter().map(|rule| json(&rule.max)).collect::<Vec<_>>())
+    .bind(rules.iter().map(|rule| amounts_json(&rule.max)).collect::<Vec<_>>())
     .bind(by.as_str())
     .bind(patterns.iter().map(|pattern| hash(pattern).to_vec()).collect::<Vec<_>>())
     .bind(rules.iter().map(|rule| serde_json::json!(rule.label_set()).to_string()).collect::<Vec<_>>())
     .bind(rules.iter().map(|rule| rule.mode.as_str()).collect::<Vec<_>>())
-    .bind(rules.iter().map(|rule| json(&rule.guarantee)).collect::<Vec<_>>())
+    .bind(rules.iter().map(|rule| amounts_json(&rule.guarantee)).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, rules.len(), done.rows_affected())
@@ -257,6 +255,11 @@ pub async fn read_unfenced(connection: &mut PgConnection) -> Result<Limits, Stor
     let rules = rules(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
     Ok(Limits::new(Uuid::nil(), sets, rules).with_policies(policy::read(connection).await?))
+}
+
+/// Returns the stored form of the maxima or guarantees of a rule.
+pub(super) fn amounts_json(amounts: &BTreeMap<Dimension, i64>) -> String {
+    tally_json(amounts.iter().map(|(dimension, amount)| (dimension, *amount)))
 }
 
 /// Returns the stored form of a pattern; its hash is the key of the rule.

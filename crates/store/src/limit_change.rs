@@ -3,20 +3,17 @@
 //!
 //! Each row links the version before and after a change. Caller: [`super::limit`].
 
-use std::collections::BTreeMap;
-
 use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
     limit::{LabelPattern, Rule},
     limit_mode::LimitMode,
-    resource::Dimension,
 };
 
 use super::{
     StoreError, limit,
-    rows::{TableName, TableRow, tally_json},
+    rows::{TableName, TableRow},
 };
 
 /// Maximum number of changed rules that one change records individually.
@@ -33,12 +30,11 @@ pub async fn insert(
     changed: &[(&LabelPattern, Option<&Rule>)],
 ) -> Result<(), StoreError> {
     let is_whole = changed.len() > RECORDED_MAX;
-    let json =
-        |amounts: &BTreeMap<Dimension, i64>| tally_json(amounts.iter().map(|(dimension, amount)| (dimension, *amount)));
     let recorded = if is_whole { &[] } else { changed };
     let mut patterns: Vec<_> = recorded.iter().map(|(pattern, _)| Some(limit::pattern_json(pattern))).collect();
-    let mut maxima: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| json(&rule.max))).collect();
-    let mut guarantees: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| json(&rule.guarantee))).collect();
+    let mut maxima: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| limit::amounts_json(&rule.max))).collect();
+    let mut guarantees: Vec<_> =
+        recorded.iter().map(|(_, rule)| rule.map(|rule| limit::amounts_json(&rule.guarantee))).collect();
     let mut modes: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| rule.mode.as_str())).collect();
     if recorded.is_empty() {
         (patterns, maxima, modes, guarantees) = (vec![None], vec![None], vec![None], vec![None]);

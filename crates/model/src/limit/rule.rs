@@ -217,7 +217,7 @@ impl Rule {
     /// Checks that each guarantee is at most the maximum of its dimension.
     ///
     /// # Errors
-    /// [`WrongGuarantee`] for the first one that is not.
+    /// [`WrongGuarantee`] for the first guarantee above it.
     pub fn check_guarantee(&self) -> Result<(), WrongGuarantee> {
         let wrong = |(dimension, guarantee): (&Dimension, &i64)| {
             let key = || dimension.key();

@@ -17,8 +17,8 @@ use crate::StoreError;
 
 use super::{OVERDUE, TABLE, scope_number};
 
-/// Returns the promises in `scopes`: those of the requests `known` one by one, and the others by equal amounts. The caller has locked the counters
-/// of the scopes, or only checks. The cost grows with the number of entitled requests: 10,000 of a scope are read in some 15 ms.
+/// Returns the promises in `scopes`: those of the requests `known` one by one, and the others by equal amounts. The caller has locked
+/// the counters of the scopes, or only checks. The cost grows with the number of entitled requests: 10,000 of a scope are read in some 15 ms.
 pub async fn promises(
     executor: impl PgExecutor<'_>,
     scopes: BTreeSet<Scope>,
