@@ -65,6 +65,10 @@ impl Counting {
         Self(Some(start_postgres(&data_dir, &options).await.unwrap()))
     }
 
+    pub(super) fn is_counting(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(super) async fn database(&self, name: &str) -> Database {
         let Some(postgres) = &self.0 else { return Database::fresh().await };
         let mut admin = postgres.connect_options().connect().await.unwrap();
