@@ -2,10 +2,7 @@
 
 use rm_client::ResourceRequest;
 
-use super::{
-    costs::Counting,
-    with_history,
-};
+use super::{costs::Counting, with_history};
 use crate::harness::*;
 
 /// Number of EMs without free capacity.
