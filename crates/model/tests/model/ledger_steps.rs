@@ -4,7 +4,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    time::Duration,
 };
 
 use proptest::prelude::*;
@@ -16,8 +15,7 @@ use rm_model::{
     ledger::{Deltas, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::{CountingRule, LabelSet, Limits},
     operation::{
-        CountTickets, Operation, Outcome, PlacedRequest, ReleaseTicket, RequestSpec, StepCursor, UnregisterEm,
-        UpdateTicket,
+        CountTickets, Operation, Outcome, PlacedRequest, ReleaseTicket, StepCursor, UnregisterEm, UpdateTicket,
     },
     principal::Principal,
     resource::{Dimension, Resource},
@@ -28,7 +26,7 @@ use rm_model::{
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::harness::{em, engine, name, registration};
+use crate::harness::{em, engine, name, registration, spec};
 
 /// Number of tickets that one step reads.
 const PAGE: usize = 2;
@@ -227,29 +225,11 @@ impl Tables {
         Some(match *step {
             Step::Register(em) => Operation::Register(registration(instance(em), Resource::cpu(100).unwrap())),
             Step::Unregister(em) => Operation::Unregister(UnregisterEm { em: instance(em), epoch: None }),
-            Step::Request(em, user, is_old) => Operation::Request(PlacedRequest {
-                em: instance(em),
-                ask: Arc::new(RequestSpec {
-                    principal: Principal::Anonymous,
-                    ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
-                    user: name(&format!("user{user}")),
-                    creator: name("IDE"),
-                    engine_type: String::new(),
-                    resource: Resource::cpu(1).unwrap(),
-                    labels: Default::default(),
-                    selector: Default::default(),
-                    caps: Default::default(),
-                    lock_ttl: Duration::from_secs(1_000_000),
-                    request_id: None,
-                    return_counters: false,
-                    priority: 0,
-                    may_wait: false,
-                }),
-                wait: None,
-                any_em: false,
-                is_em_unavailable: false,
-                scopes: Default::default(),
-            }),
+            Step::Request(em, user, is_old) => {
+                let ticket_id = Uuid::from_u128(if is_old { number } else { number + (1 << 64) });
+                let ask = spec(ticket_id, &format!("user{user}"), Resource::cpu(1).unwrap());
+                Operation::Request(PlacedRequest::new(instance(em), &Arc::new(ask), false))
+            }
             Step::Adopt(em, user, is_old) => Operation::Adopt(AdoptTicket {
                 ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
                 user: name(&format!("user{user}")),

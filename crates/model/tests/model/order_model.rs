@@ -45,7 +45,8 @@ fn deepen(setting: &Setting, deadline: Instant) -> (usize, usize) {
     for events in 4..=EVENTS_MAX {
         let Found { states: visited, is_complete, broken } = explore(setting, None, events, deadline);
         if let Some(Broken { invariant, events }) = broken {
-            panic!("{invariant}, after {events:?} in {setting:?}");
+            let Setting { name, kinds, max, guarantee, requests, .. } = setting;
+            panic!("{invariant}, after {events:?} in {name}: {kinds:?}, {max:?}, {guarantee:?}, {requests:?}");
         }
         states = states.max(visited);
         if !is_complete {
@@ -86,6 +87,9 @@ fn order_without_any_rule_breaks_invariant() {
         (Mistake::AbsentKeeps, "one key"),
         (Mistake::NewcomerPassesOwn, "two dimensions"),
         (Mistake::OwnLimitKeeps, "own limit"),
+        (Mistake::OnlyThoseAheadPromise, "guarantee of a tenant"),
+        (Mistake::StoredYesIsTrusted, "guarantee at any EM"),
+        (Mistake::EntitlementIsNotConfirmed, "guarantee and a limit"),
     ] {
         let setting = setting::named().into_iter().find(|setting| setting.name == name).unwrap();
         let deadline = Instant::now() + Duration::from_secs(300);

@@ -13,6 +13,11 @@ use rm_model::{
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
+use super::{
+    scenes::{KINDS, play},
+    setting::{Setting, Spec},
+    world::Event::{self, Check, Enter, Leave},
+};
 use crate::harness::em;
 
 fn at(seconds: i64) -> OffsetDateTime {
@@ -138,6 +143,23 @@ fn order_with_priority_has_head_start() {
     example.enter("c", 101, 30, &[on_em()]);
     example.enter("d", 103, 30, &[on_em()]);
     assert_eq!(example.order(), ["c", "ab", "d"]);
+}
+
+/// Request 0 has the EM, and requests 1 to 3 are of one tenant with the guarantee 2.
+#[test]
+fn guarantee_is_promised_once() {
+    let tenant = |user: usize, priority: i16| Spec::new(user, [1, 1, 0]).with_priority(priority);
+    let requests = vec![Spec::new(2, [1, 0, 0]), tenant(0, 0), tenant(1, 0), tenant(2, 30)];
+    let setting = Setting::new("guarantee", KINDS, [1, 9, 9], requests).with_guarantee([0, 2, 0]);
+    let classes = |events: &[Event], requests: [usize; 2]| {
+        let world = play(&setting, events);
+        requests.map(|request| world.get(request).class)
+    };
+    let mut events: Vec<Event> = (0..4).map(|request| Enter(request, 0)).collect();
+    assert_eq!(classes(&events, [1, 2]), [Class::Entitled; 2]);
+    assert_eq!(classes(&events, [2, 3]), [Class::Entitled, Class::First], "0 held + 1 requested + 2 promised");
+    events.extend([Leave(1), Check(3)]);
+    assert_eq!(classes(&events, [2, 3]), [Class::Entitled; 2]);
 }
 
 #[test]

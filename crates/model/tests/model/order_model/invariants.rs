@@ -36,6 +36,32 @@ fn fits(model: &Model<'_>, amounts: Amounts, sum: &Amounts) -> bool {
     })
 }
 
+/// Whether a request fits at a key beside the amounts of others.
+fn fits_beside<'a>(
+    model: &Model<'_>,
+    world: &World,
+    (request, em): (usize, usize),
+    key: usize,
+    others: impl Iterator<Item = (usize, &'a Waiting)>,
+) -> bool {
+    let (mut sum, mut here) = (model.held(world), Amounts::default());
+    others.for_each(|(other, its)| add(&mut sum, model.setting.requests[other].amounts_on(its.em)));
+    here[key] = model.setting.requests[request].amounts_on(em)[key];
+    fits(model, here, &sum)
+}
+
+/// Whether a request is within the guarantees of its scopes, beside what they hold and the entitled requests that `counts` selects.
+fn is_within(model: &Model<'_>, world: &World, request: usize, counts: impl Fn(usize, &Waiting) -> bool) -> bool {
+    let entitled = || world.present().filter(|(other, its)| *other != request && its.class == Class::Entitled);
+    let mut sum = model.held(world);
+    let others = entitled().filter(|(other, its)| counts(*other, its)).map(|(other, _)| other);
+    others.chain([request]).for_each(|counted| add(&mut sum, model.setting.requests[counted].amounts));
+    let (amounts, guarantee) = (&model.setting.requests[request].amounts, &model.setting.guarantee);
+    let amounts = amounts.iter().flatten().zip(guarantee.iter().flatten()).zip(sum.iter().flatten());
+    let mut guaranteed = amounts.filter(|((amount, guarantee), _)| **amount > 0 && **guarantee > 0).peekable();
+    guaranteed.peek().is_some() && guaranteed.all(|((_, guarantee), sum)| sum <= guarantee)
+}
+
 /// Invariants 1 to 4, 6, 7 and 10.
 pub fn check_state(model: &Model<'_>, world: &World) -> Result<(), String> {
     check_ring(model, world)?;
@@ -87,15 +113,21 @@ fn check_ring(model: &Model<'_>, world: &World) -> Result<(), String> {
 fn check_heads(model: &Model<'_>, world: &World) -> Result<(), String> {
     for (request, waiting) in world.present() {
         let amounts = model.setting.requests[request].amounts_on(waiting.em);
+        if !fits(model, amounts, &model.held(world)) {
+            continue;
+        }
+        let mut decided = world.clone();
+        let was_entitled = waiting.class == Class::Entitled;
+        decided.waiting_mut(request).class = model.decided_class(world, request, Some(waiting.em), was_entitled);
         let is_head = |key: usize| {
             let others = world.present().filter(|(other, its)| *other != request && its.entries.has(key));
-            let here = model.checked_position(world, request, key, world.now() + model.setting.step);
+            let here = model.checked_position(&decided, request, key, world.now() + model.setting.step);
             let counts_own = model.is_new_at(waiting, key);
             let mut others = others.map(|(other, _)| (other, model.position(world, other, key)));
             others.all(|(other, position)| here < position && !(counts_own && model.is_own(other, request)))
         };
         let mut needed = (0..KEYS).filter(|key| amounts[*key] != [0; DIMENSIONS]);
-        if needed.all(is_head) && fits(model, amounts, &model.held(world)) {
+        if needed.all(is_head) {
             let next = model.step(world, Event::Check(request))?;
             let is_granted = matches!(next.requests[request], Phase::Granted(_));
             expect(is_granted, || format!("2: {request} heads all of its keys and fits, but is refused"))?;
@@ -104,11 +136,12 @@ fn check_heads(model: &Model<'_>, world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// Invariants of one event: 8, the capacity, and the rules of rank times.
+/// Invariants of one event: 8, 9, the capacity, and the rules of rank times.
 pub fn check_event(model: &Model<'_>, before: &World, after: &World, event: Event) -> Result<(), String> {
     let held = model.held(after);
     let is_within = held.iter().flatten().zip(model.setting.max.iter().flatten()).all(|(held, max)| held <= max);
     expect(is_within, || "more is granted than there is".to_owned())?;
+    after.present().try_for_each(|present| check_entitled(model, before, after, event, present))?;
     for (request, waiting) in after.waiting() {
         let Phase::Waiting(was) = &before.requests[request] else { continue };
         expect(waiting.rank_time >= was.rank_time, || format!("the rank time of {request} falls"))?;
@@ -121,6 +154,53 @@ pub fn check_event(model: &Model<'_>, before: &World, after: &World, event: Even
         expect(restarts, || format!("the time of {request} at its own limit counts"))?;
         let is_kept = comes_over || waiting.entered == was.entered;
         expect(is_kept, || format!("the entry time of {request} changes"))?;
+    }
+    Ok(())
+}
+
+/// Invariant 9 for a request that waits: what is promised to it is left of the guarantees, and its own decision entitles it then.
+fn check_entitled(
+    model: &Model<'_>,
+    before: &World,
+    after: &World,
+    event: Event,
+    (request, waiting): (usize, &Waiting),
+) -> Result<(), String> {
+    let was = before.present().find(|(other, _)| *other == request).map(|(_, was)| was.class);
+    let (is_entitled, was_entitled) = (waiting.class == Class::Entitled, was == Some(Class::Entitled));
+    let is_promised_once = !is_entitled || was_entitled || is_within(model, after, request, |_, _| true);
+    expect(is_promised_once, || format!("9: more than the guarantee is promised, with the amounts of {request}"))?;
+    let (Event::Enter(decided, _) | Event::Check(decided) | Event::Move(decided) | Event::Return(decided)) = event
+    else {
+        return Ok(());
+    };
+    // The next decision of a request that has become a first can entitle it.
+    let is_decided = decided == request && waiting.class == Class::First && was != Some(Class::Behind);
+    let is_above = !is_decided || !is_within(model, after, request, |_, _| !was_entitled);
+    expect(is_above, || format!("9: {request} is a first within its guarantee, and not entitled"))
+}
+
+/// Invariant 9 for a request that is granted: an entitled one is within its guarantee, beside the promises to others if it was not
+/// entitled before. Another one takes nothing that entitled ones wait for.
+pub fn check_guarantee(
+    model: &Model<'_>,
+    world: &World,
+    (request, em): (usize, usize),
+    class: Class,
+    was_entitled: bool,
+) -> Result<(), String> {
+    if class == Class::Entitled {
+        let entered = world.waiting().find(|(other, _)| *other == request).map_or(world.now(), |(_, its)| its.entered);
+        let is_later = |other, its: &Waiting| own_order(model, other, its.entered) > own_order(model, request, entered);
+        let is_displaced = |other, its: &Waiting| model.is_own(other, request) && is_later(other, its);
+        let is_within = is_within(model, world, request, |other, its| !was_entitled && !is_displaced(other, its));
+        return expect(is_within, || format!("9: {request} is granted as an entitled one above its guarantee"));
+    }
+    for key in 0..KEYS {
+        let others = world.present().filter(|(other, its)| *other != request && its.short.has(key));
+        let entitled = others.filter(|(_, its)| its.class == Class::Entitled);
+        let is_left = fits_beside(model, world, (request, em), key, entitled);
+        expect(is_left, || format!("9: {request} takes what an entitled request waits for"))?;
     }
     Ok(())
 }
@@ -144,11 +224,8 @@ pub fn check_newcomer(
             let is_earlier = own_order(model, *other, its.entered) < own_order(model, request, entered);
             model.is_own(*other, request) && its.short.has(key) && is_grouped && is_earlier
         });
-        let mut sum = model.held(world);
-        own.for_each(|(other, its)| add(&mut sum, model.setting.requests[other].amounts_on(its.em)));
-        let mut here = Amounts::default();
-        here[key] = amounts[key];
-        expect(fits(model, here, &sum), || format!("7: {request} takes what an earlier own request waits for"))?;
+        let is_left = fits_beside(model, world, (request, em), key, own);
+        expect(is_left, || format!("7: {request} takes what an earlier own request waits for"))?;
     }
     Ok(())
 }

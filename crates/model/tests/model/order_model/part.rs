@@ -66,7 +66,8 @@ impl Model<'_> {
             let is_behind = waiting.class == Class::Behind;
             let at = if is_behind { waiting.entered } else { waiting.rank_time };
             let (_, at, _) = self.position_of(request, waiting.class, at);
-            let mut bytes = if is_behind { vec![0xbf, 0xff] } else { vec![0x7f, 0xff] };
+            let class = [0x3f, 0x7f, 0xbf][waiting.class as usize];
+            let mut bytes = vec![class, 0xff];
             bytes.extend(((i64::from(at) * 1_000_000) ^ i64::MIN).to_be_bytes());
             bytes.extend(ticket_id(request).into_bytes());
             assert_eq!(position.as_bytes(), bytes, "{request} in {world:?}");

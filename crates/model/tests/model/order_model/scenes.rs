@@ -9,10 +9,10 @@ use super::{
     },
 };
 
-const KINDS: [Kind; 3] = [Kind::Em, Kind::Creator, Kind::Private];
+pub const KINDS: [Kind; 3] = [Kind::Em, Kind::Creator, Kind::Private];
 
 /// Applies the events, and returns the last state.
-fn play(setting: &Setting, events: &[Event]) -> World {
+pub fn play(setting: &Setting, events: &[Event]) -> World {
     try_play(setting, None, events).unwrap_or_else(|broken| panic!("{broken}"))
 }
 

@@ -3,15 +3,20 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rm_model::{
+    limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
+    limit_mode::LimitMode,
     name::Labels,
+    operation::{PlacedRequest, RequestSpec},
     order::{AnyEm, FairBy},
-    resource::Resource,
+    resource::{Dimension, Resource},
     scope::{CREATOR, Scope, TicketLabels, USER},
     selector::EmSelector,
     wait_queue::WaitKey,
 };
+use uuid::Uuid;
 
-use crate::harness::em;
+use super::world::ticket_id;
+use crate::harness::{em, name, spec};
 
 pub const KEYS: usize = 3;
 pub const DIMENSIONS: usize = 2;
@@ -63,6 +68,21 @@ impl Spec {
         }
         amounts
     }
+
+    fn placed(&self, request: usize) -> PlacedRequest {
+        let amounts = (0..KEYS).flat_map(|key| counted(key, &self.amounts));
+        let amounts = amounts.map(|(dimension, amount)| (dimension.name().to_owned(), amount));
+        let resource = Resource::special(amounts.collect()).unwrap();
+        let ask = spec(ticket_id(request), &format!("user{}", self.user), resource);
+        let ask = RequestSpec { creator: name("schedulis"), priority: self.priority, ..ask };
+        PlacedRequest::new(em("em0"), &Arc::new(ask), self.any_em)
+    }
+}
+
+/// Returns the amounts at a key, as limits and requests count them.
+pub fn counted(key: usize, amounts: &Amounts) -> BTreeMap<Dimension, i64> {
+    let amounts = amounts[key].iter().enumerate().filter(|(_, amount)| **amount > 0);
+    amounts.map(|(at, amount)| (Dimension::Custom(format!("{key}.{at}").into()), i64::from(*amount))).collect()
 }
 
 #[derive(Debug)]
@@ -71,6 +91,11 @@ pub struct Setting {
     pub kinds: [Kind; KEYS],
     pub keys: [WaitKey; KEYS],
     pub max: Amounts,
+    /// Guarantees of the scopes; 0 for none.
+    pub guarantee: Amounts,
+    pub limits: Limits,
+    /// The requests with their amounts in the scopes, if a scope has a guarantee.
+    pub placed: Vec<PlacedRequest>,
     pub requests: Vec<Spec>,
     pub turns: [Option<Arc<str>>; USERS],
     pub any_em: AnyEm,
@@ -93,6 +118,9 @@ impl Setting {
             kinds,
             keys: std::array::from_fn(key),
             max: max.map(|max| [max, 0]),
+            guarantee: Amounts::default(),
+            limits: Limits::default(),
+            placed: vec![],
             step: if requests.iter().all(|spec| spec.priority == 0) { 1 } else { 20 },
             requests,
             turns: turns(&FairBy::default()),
@@ -102,6 +130,23 @@ impl Setting {
 
     pub fn with_fair_by(self, fair_by: FairBy) -> Self {
         Self { turns: turns(&fair_by), ..self }
+    }
+
+    /// The setting with guarantees of scopes. A custom dimension counts the amounts at each key.
+    pub fn with_guarantee(self, guarantee: [u8; KEYS]) -> Self {
+        let guarantee = guarantee.map(|guarantee| [guarantee, 0]);
+        let rule = |key: usize| {
+            let WaitKey::Scope(scope) = &self.keys[key] else { return None };
+            let labels = scope.labels().iter().map(|(label, value)| (label.clone(), Some(value.clone())));
+            let (pattern, mode) = (LabelPattern::new(labels.collect()), LimitMode::Enforced);
+            Some(Rule { pattern, mode, max: counted(key, &self.max), guarantee: counted(key, &guarantee) })
+        };
+        let rules: Vec<Rule> = (0..KEYS).filter_map(rule).collect();
+        let counting = CountingRule::wanted(rules.iter().map(Rule::label_set).collect(), &BTreeMap::new());
+        let sets = counting.into_iter().zip(1..).map(|(counting, id)| LabelSet { id, counting, is_counted: true });
+        let limits = Limits::new(Uuid::nil(), sets.collect(), rules);
+        let placed = self.requests.iter().enumerate().map(|(request, spec)| spec.placed(request)).collect();
+        Self { guarantee, limits, placed, ..self }
     }
 
     /// Largest difference of two priorities, in seconds.
@@ -118,11 +163,25 @@ fn turns(fair_by: &FairBy) -> [Option<Arc<str>>; USERS] {
     })
 }
 
-/// Settings with the shapes of order.md: one key, own limits, two shared keys, any EM, priorities.
+/// Settings with the shapes of order.md: one key, own limits, two shared keys, any EM, priorities, guarantees.
 pub fn named() -> Vec<Setting> {
     use Kind::{Creator, Em, Private};
     let spec = Spec::new;
     let private = [Em, Creator, Private];
+    let of_tenant = |(user, amounts, priority)| spec(user, amounts).with_priority(priority);
+    let tenant = [(2, 0, 0), (0, 1, 0), (0, 1, 0), (1, 1, 0), (1, 1, 30), (2, 0, 0)]
+        .map(|(user, amount, priority)| of_tenant((user, [1, amount, 0], priority)));
+    let limited = [(0, [1, 0, 1], 0), (2, [1, 0, 0], 0), (0, [1, 1, 0], -60), (0, [1, 1, 1], 30), (1, [2, 1, 0], 0)];
+    let guarantees = [(0, [1, 1, 1]), (0, [2, 0, 2]), (0, [1, 2, 1]), (1, [2, 1, 0]), (1, [1, 2, 0]), (2, [3, 0, 0])]
+        .map(|(user, amounts)| spec(user, amounts));
+    let any_em = vec![
+        spec(0, [1, 0, 0]),
+        spec(0, [1, 0, 1]).on_any_em(),
+        spec(0, [1, 0, 1]),
+        spec(1, [0, 1, 1]),
+        spec(1, [1, 0, 1]).on_any_em(),
+        spec(2, [1, 0, 0]).on_any_em(),
+    ];
     vec![
         Setting::new("one key", private, [1, 9, 9], [0, 0, 0, 1, 1, 2].map(|user| spec(user, [1, 0, 0])).into()),
         Setting::new(
@@ -229,6 +288,11 @@ pub fn named() -> Vec<Setting> {
             ],
         )
         .with_fair_by(FairBy::new([])),
+        Setting::new("guarantee of a tenant", private, [1, 9, 9], tenant.into()).with_guarantee([0, 2, 0]),
+        Setting::new("guarantee and a limit", private, [2, 9, 1], limited.map(of_tenant).into())
+            .with_guarantee([0, 1, 0]),
+        Setting::new("two guarantees", private, [3, 9, 2], guarantees.into()).with_guarantee([0, 3, 1]),
+        Setting::new("guarantee at any EM", [Em, Em, Creator], [1, 1, 9], any_em).with_guarantee([0, 0, 1]),
     ]
 }
 
@@ -274,5 +338,10 @@ pub fn random(seed: u64) -> Setting {
         Spec { any_em, ..Spec::new(user, amounts).with_priority(priority) }
     });
     let requests = requests.collect();
-    Setting::new(&format!("seed {seed}"), kinds, max, requests)
+    let setting = Setting::new(&format!("seed {seed}"), kinds, max, requests);
+    let mut guarantee = |key: usize| if kinds[key] == Kind::Em { 0 } else { below(u64::from(max[key]) + 1) as u8 };
+    match [0, guarantee(1), guarantee(2)] {
+        [0, 0, 0] => setting,
+        guarantee => setting.with_guarantee(guarantee),
+    }
 }

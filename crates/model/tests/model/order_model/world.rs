@@ -1,15 +1,20 @@
 //! State of the order model, and every event that can come next.
 //!
 //! A waiting request is checked at its stored position, against the entries of present requests with earlier positions.
-//! The ranks come from `rm_model::order`; entries and reservations are those of `wait_queue.rs`, for small amounts.
+//! The ranks come from `rm_model::order` and `guarantee`; entries and reservations are those of `wait_queue.rs`, for small amounts.
 
 use std::collections::BTreeSet;
 
-use rm_model::order::{Class, OwnOrder, OwnRequests, RankedRequest, is_private};
+use rm_model::{
+    guarantee::PromisedAmounts,
+    order::{Class, OwnRequests, QueueRanks, RankedRequest, is_private},
+    scope::{ScopeCounter, ScopeHoldings, Tally},
+    wait_queue::WaitKey,
+};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use super::setting::{Amounts, DIMENSIONS, KEYS, Kind, Setting};
+use super::setting::{Amounts, DIMENSIONS, KEYS, Kind, Setting, counted};
 
 /// A planted mistake outside of `rm_model::order`, which the model must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +29,12 @@ pub enum Mistake {
     OwnLimitAges,
     /// A request that is short at its own limit alone keeps capacity elsewhere.
     OwnLimitKeeps,
+    /// A decision counts only the entitled requests that precede the request.
+    OnlyThoseAheadPromise,
+    /// A request stays entitled when its scope has grown.
+    StoredYesIsTrusted,
+    /// A request is entitled as if all later own requests at its keys fell behind it.
+    EntitlementIsNotConfirmed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -257,12 +268,15 @@ impl Model<'_> {
                 next.requests[request] = Phase::Ended;
             }
             Event::Absent(request) => {
-                next.waiting_mut(request).is_absent = true;
+                let waiting = next.waiting_mut(request);
+                // A promise ends with the absence.
+                (waiting.is_absent, waiting.class) = (true, waiting.class.max(Class::First));
                 self.change(&mut next, request, KeySet::default(), |own, ticket_id| own.absent(ticket_id));
             }
             Event::Return(request) => {
                 next.waiting_mut(request).is_absent = false;
                 self.change(&mut next, request, KeySet::default(), |own, ticket_id| own.returned(ticket_id));
+                next.waiting_mut(request).class = self.decided_class(&next, request, None, false);
             }
             Event::Release(request) => next.requests[request] = Phase::Ended,
         }
@@ -276,6 +290,7 @@ impl Model<'_> {
         let spec = &self.setting.requests[request];
         let newcomer = RankedRequest {
             any_em: spec.any_em.then_some(self.setting.any_em),
+            class: self.decided_class(world, request, Some(em), false),
             ..RankedRequest::new(ticket_id(request), self.turn(request), time(world.now), spec.priority)
         };
         let own = self.own_requests(world, request);
@@ -285,16 +300,17 @@ impl Model<'_> {
         let ems = if spec.any_em { vec![em, 1 - em] } else { vec![em] };
         if let Some(em) = ems.iter().find(|em| short(world, **em).is_empty()) {
             super::invariants::check_newcomer(self, world, request, *em, |_| true)?;
+            super::invariants::check_guarantee(self, world, (request, *em), newcomer.class, false)?;
             world.requests[request] = Phase::Granted(*em);
             return Ok(());
         }
-        let of_others = self.short_at(world, request, em, position, Some(newcomer.own_order()));
+        let of_others = self.short_at(world, request, em, position, Some((&own, &newcomer)));
         let short = if of_others.is_empty() { short(world, em) } else { of_others };
         world.requests[request] = Phase::Waiting(Waiting {
             em,
             entered: world.now,
             rank_time: world.now,
-            class: Class::First,
+            class: newcomer.class,
             is_absent: false,
             was_shared: false,
             short: KeySet::default(),
@@ -302,8 +318,42 @@ impl Model<'_> {
             came: [NEVER; KEYS],
             passed: [0; KEYS],
         });
-        self.requeue(world, request, em, short);
+        self.requeue(world, request, em, short, false);
         Ok(())
+    }
+
+    /// Returns the class of a request by a decision on an EM, or without one after own requests fell behind it. The guarantees are
+    /// compared with the amounts that the scopes hold, and that entitled requests wait for.
+    pub fn decided_class(&self, world: &World, request: usize, em: Option<usize>, was_entitled: bool) -> Class {
+        let stored = world.waiting().find(|(other, _)| *other == request).map(|(_, stored)| stored);
+        let Setting { keys, requests, placed, limits, .. } = self.setting;
+        let Some(decided) = placed.get(request) else { return stored.map_or(Class::First, |stored| stored.class) };
+        let mut ranks = QueueRanks { own: self.own_requests(world, request), ..QueueRanks::default() };
+        let here = self.position_of(request, Class::Entitled, stored.map_or(world.now, |stored| stored.rank_time));
+        let counts_all = self.mistake != Some(Mistake::OnlyThoseAheadPromise);
+        let promises = |(other, its): &(usize, &Waiting)| match its.class {
+            Class::Entitled if *other == request => was_entitled,
+            Class::Entitled => counts_all || self.position(world, *other, 0) < here,
+            _ => false,
+        };
+        for placed in world.present().filter(promises).map(|(other, _)| &placed[other]) {
+            let (ticket_id, resource) = (Some(placed.ask.ticket_id), placed.resource());
+            for scope in placed.guaranteed_scopes(limits) {
+                ranks.promises.add(scope, PromisedAmounts { ticket_id, resource: resource.clone(), requests: 1 });
+            }
+        }
+        let is_trusted = was_entitled && self.mistake == Some(Mistake::StoredYesIsTrusted);
+        let held = if is_trusted { Amounts::default() } else { self.held(world) };
+        let held = |key| ScopeHoldings { locked: Tally::new(counted(key, &held)), ..ScopeHoldings::default() };
+        let held: [ScopeHoldings; KEYS] = std::array::from_fn(held);
+        let usage = |counter: &ScopeCounter| {
+            let is_at = |wait_key: &WaitKey| matches!(wait_key, WaitKey::Scope(scope) if *scope == counter.scope);
+            keys.iter().position(is_at).map(|key| &held[key])
+        };
+        let amounts = em.map_or(Amounts::default(), |em| requests[request].amounts_on(em));
+        let keys = (0..KEYS).filter(|key| amounts[*key] != [0; DIMENSIONS]).map(|key| keys[key].clone());
+        let stored = stored.map(|_| ticket_id(request));
+        ranks.decide(decided, stored, keys, (limits, time(world.now)), usage).rank.class
     }
 
     /// Returns the class with which a newcomer is compared at a key: behind where an own request precedes it.
@@ -336,20 +386,23 @@ impl Model<'_> {
 
     /// Decides a waiting request at its position.
     fn check(&self, world: &mut World, request: usize, em: usize) -> Result<(), String> {
+        let was_entitled = world.get(request).class == Class::Entitled;
+        world.waiting_mut(request).class = self.decided_class(world, request, Some(em), was_entitled);
         let waiting = world.get(request).clone();
         let is_new_at = |key: usize| self.is_new_at(&waiting, key);
-        let own_order = self.ranked_nowhere(world, request).own_order();
+        let (own, ranked) = (self.own_requests(world, request), self.ranked(world, request));
         let position = |key| self.checked_position(world, request, key, world.now);
         let short = self.short_at(world, request, em, position, None);
-        let of_others = self.short_at(world, request, em, position, Some(own_order));
+        let of_others = self.short_at(world, request, em, position, Some((&own, &ranked)));
         let short = if of_others.is_empty() { short } else { of_others };
         if short.is_empty() {
             super::invariants::check_newcomer(self, world, request, em, is_new_at)?;
         }
         if !short.is_empty() {
-            self.requeue(world, request, em, short);
+            self.requeue(world, request, em, short, was_entitled);
             return Ok(());
         }
+        super::invariants::check_guarantee(self, world, (request, em), waiting.class, was_entitled)?;
         super::invariants::log_grant(self, world, request, em)?;
         let now = time(world.now);
         self.change(world, request, KeySet::default(), |own, ticket_id| own.granted(ticket_id, now));
@@ -357,7 +410,7 @@ impl Model<'_> {
         Ok(())
     }
 
-    fn requeue(&self, world: &mut World, request: usize, em: usize, short: KeySet) {
+    fn requeue(&self, world: &mut World, request: usize, em: usize, short: KeySet, was_entitled: bool) {
         world.waiting_mut(request).em = em;
         let (now, setting) = (time(world.now), self.setting);
         let keys: BTreeSet<_> = short.iter().map(|key| setting.keys[key].clone()).collect();
@@ -374,6 +427,9 @@ impl Model<'_> {
             }
         }
         waiting.short = short;
+        if world.get(request).class == Class::Entitled && self.mistake != Some(Mistake::EntitlementIsNotConfirmed) {
+            world.waiting_mut(request).class = self.decided_class(world, request, None, was_entitled);
+        }
         let is_head = |key: usize| {
             let here = self.position(world, request, key);
             let mut others = world.present().filter(|(other, waiting)| *other != request && waiting.short.has(key));
@@ -476,15 +532,15 @@ impl Model<'_> {
         held
     }
 
-    /// Returns the keys where a request is short on an EM, at its position at each key. With an own order, later own requests keep
-    /// nothing.
+    /// Returns the keys where a request is short on an EM, at its position at each key. With own requests, a later
+    /// one that precedes it keeps nothing.
     fn short_at(
         &self,
         world: &World,
         request: usize,
         em: usize,
         position: impl Fn(usize) -> Position,
-        own_order: Option<OwnOrder>,
+        own: Option<(&OwnRequests, &RankedRequest)>,
     ) -> KeySet {
         let (amounts, held) = (self.setting.requests[request].amounts_on(em), self.held(world));
         let is_short = |key: &usize| {
@@ -493,14 +549,15 @@ impl Model<'_> {
                 return false;
             }
             let position = position(key);
+            let here = RankedRequest::new(ticket_id(request), None, time(position.1), 0);
+            let here = RankedRequest { class: position.0, ..here }.position();
+            let later_own = own.and_then(|(own, its)| own.later_own_at(its, &self.setting.keys[key], here));
             let mut needed = held[key];
             for (other, waiting) in
                 world.waiting().filter(|(other, waiting)| *other != request && waiting.entries.has(key))
             {
                 let keeps = !waiting.is_absent || self.mistake == Some(Mistake::AbsentKeeps);
-                let is_later_own = self.is_own(other, request)
-                    && own_order.is_some_and(|own_order| self.ranked_nowhere(world, other).own_order() > own_order);
-                if keeps && !is_later_own && self.position(world, other, key) < position {
+                if keeps && later_own != Some(ticket_id(other)) && self.position(world, other, key) < position {
                     let kept = self.setting.requests[other].amounts_on(waiting.em)[key];
                     (0..DIMENSIONS).for_each(|at| needed[at] += kept[at]);
                 }
