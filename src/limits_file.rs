@@ -113,7 +113,7 @@ impl Section {
             Self::Limit => "labels, each, mode, max and guarantee",
             Self::Order => "fair_by and position_kept",
             Self::Priority => "labels, each, default_priority and max_priority",
-            Self::Reclaim => "labels, each, mode, idle_after, grace and per_minute",
+            Self::Reclaim => "labels, each, mode, idle_after, grace, per_minute, busy and min_life",
         }
     }
 }
@@ -340,12 +340,15 @@ impl LimitsReader {
     fn reclaim(&mut self, at: usize, policy: &DeTable<'_>) -> (Option<LabelPattern>, Option<ReclaimPolicy>) {
         let times = ["1s", "1d"];
         let (mut mode, mut idle_after, mut grace, mut per_minute) = (None, Some(None), Some(None), Some(0));
+        let (mut busy, mut min_life) = (Some(false), Some(None));
         let pattern = self.labelled((at, Section::Reclaim), policy, |reader, key, value| {
             match key {
                 "mode" => mode = Some(reader.reclaim_mode(value)),
                 "idle_after" => idle_after = reader.time(key, value, times).map(Some),
                 "grace" => grace = reader.time(key, value, times).map(Some),
                 "per_minute" => per_minute = reader.whole(key, value, 1..=i64::from(PER_MINUTE_MAX)),
+                "busy" => busy = reader.typed(key, value, "true or false", boolean).copied(),
+                "min_life" => min_life = reader.time(key, value, times).map(Some),
                 _ => return false,
             }
             true
@@ -353,10 +356,11 @@ impl LimitsReader {
         if mode.is_none() {
             self.wrong(at, "mode", "is required: off, observe, advise or stop");
         }
-        let parts = pattern.clone().zip(mode.flatten()).zip(idle_after.zip(grace)).zip(per_minute);
-        let policy = parts.and_then(|(((pattern, mode), (idle_after, grace)), per_minute)| {
+        let parts =
+            pattern.clone().zip(mode.flatten()).zip(idle_after.zip(grace)).zip(per_minute).zip(busy.zip(min_life));
+        let policy = parts.and_then(|((((pattern, mode), (idle_after, grace)), per_minute), (busy, min_life))| {
             let message = reclaim_policy_message(&ReclaimPolicy::new(pattern, mode));
-            let message = proto::ReclaimPolicy { idle_after, grace, per_minute, ..message };
+            let message = proto::ReclaimPolicy { idle_after, grace, per_minute, busy, min_life, ..message };
             self.checked(at, new_reclaim_policy("reclaim", Some(&message)))
         });
         (pattern, policy)
@@ -512,6 +516,10 @@ fn amount(dimension: &Dimension, value: &DeValue<'_>) -> Result<i64, String> {
             Err(format!("must be {wanted}; is of the type {}", other.type_str()))
         }
     }
+}
+
+fn boolean<'a>(value: &'a DeValue<'_>) -> Option<&'a bool> {
+    if let DeValue::Boolean(value) = value { Some(value) } else { None }
 }
 
 fn reclaim_mode_name(mode: ReclaimMode) -> String {

@@ -105,7 +105,7 @@ impl CommandFailure {
             Self::Output(_) | Self::Schema(_) | Self::NotFound { .. } => EXIT_NO_ANSWER,
             Self::Service { error, .. } => match error.code() {
                 Some(Code::NotFound | Code::AlreadyExists | Code::FailedPrecondition) => EXIT_NO,
-                Some(Code::Aborted) if error.reason().as_deref() == Some("LIMIT_CHANGED") => EXIT_NO,
+                Some(Code::Aborted | Code::ResourceExhausted | Code::PermissionDenied) if is_no(error) => EXIT_NO,
                 Some(Code::InvalidArgument) => EXIT_USAGE,
                 None if !matches!(error, ClientError::Answer(_)) => EXIT_USAGE,
                 _ => EXIT_NO_ANSWER,
@@ -129,6 +129,11 @@ impl CommandFailure {
         // Without a reader of standard error, the message is dropped.
         let _ = writeln!(io::stderr(), "linkis-rm: {}", clean_lines(&rm_telemetry::without_passwords(&text)));
     }
+}
+
+/// Returns whether the service has answered no, as rules of the cluster demand.
+fn is_no(error: &ClientError) -> bool {
+    matches!(error.reason().as_deref(), Some("LIMIT_CHANGED" | "TOO_MANY_WAITING" | "PRIORITY_ABOVE_MAX"))
 }
 
 /// Returns the message of the service, without the name of the code.

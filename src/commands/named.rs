@@ -163,9 +163,14 @@ async fn find_by_end(
     (several, one, advice): (&str, &str, &str),
     page: impl AsyncFn(String) -> Result<(Vec<String>, String), CommandFailure>,
 ) -> Result<String, CommandFailure> {
-    let is_end = id.len() >= END_LEAST && id.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    let is_end = id.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
     if Uuid::parse_str(id).is_ok() || !is_end {
         return Ok(id.to_owned());
+    }
+    if id.len() < END_LEAST {
+        return Err(CommandFailure::Usage(format!(
+            "{id:?} is no ticket id, and too short for the end of one: at least {END_LEAST} characters"
+        )));
     }
     let end = id.to_ascii_lowercase();
     progress::shown("looking for the ticket", async {

@@ -1,4 +1,4 @@
-//! `reclaim`: idle engines that are taken back for waiting requests.
+//! `reclaim`: engines that are taken back for waiting requests.
 
 use clap::Subcommand;
 
@@ -18,13 +18,13 @@ pub(super) use policies::written_policy;
 /// Verbs of `reclaim`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ReclaimCommand {
-    /// List the tickets of idle engines that are to end because requests wait.
+    /// List the tickets that are to end because requests wait.
     #[command(after_help = end("reclaim list", &calls::LIST_RECLAIMS))]
     List(list::ListReclaimsCommand),
     /// Withdraw a chosen ticket: its engine stays, and is not chosen again for an hour. Exit code 1 if the ticket is not chosen.
     #[command(after_help = end("reclaim withdraw 5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a01 --reason \"a slow start\"", &calls::WITHDRAW_RECLAIM))]
     Withdraw(withdraw::WithdrawReclaimCommand),
-    /// Rules by which idle engines are taken back
+    /// Rules by which engines are taken back
     #[command(subcommand)]
     Policy(policies::ReclaimPolicyCommand),
 }

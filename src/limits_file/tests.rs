@@ -27,7 +27,8 @@ fn limits_are_read_as_written() {
 fn rules_of_wait_queues_are_read_as_written() {
     let lines = "[order]\nfair_by = [\"creator\", \"user\"]\nposition_kept = \"1m 30s\"\n\
         [[priority]]\nlabels = { \"creator\" = \"IDE\" }\neach = [\"user\"]\ndefault_priority = -30\nmax_priority = 60\n\
-        [[reclaim]]\neach = [\"user\"]\nmode = \"observe\"\nidle_after = \"5m\"\ngrace = \"1s 500ms\"\nper_minute = 7\n";
+        [[reclaim]]\neach = [\"user\"]\nmode = \"observe\"\nidle_after = \"5m\"\ngrace = \"1s 500ms\"\nper_minute = 7\nbusy = true\n\
+        min_life = \"15m\"\n";
     let new = parse(lines).unwrap();
     assert_eq!(text(&new), lines);
     assert!(new.queue.order.is_some() && new.queue.priorities.is_some() && new.queue.reclaim.is_some());
@@ -123,17 +124,20 @@ fn mistakes_in_rules_of_wait_queues_are_reported_with_their_lines() {
         ("each = ['creator']", ""),
         ("idle_after = '2d'", "idle_after: \"2d\" must be between 1s and 1d"),
         ("per_minute = 0", "per_minute: is 0; must be from 1 to 100000"),
+        ("busy = 1", "busy: must be true or false; is of the type integer"),
+        ("min_life = '0s'", "min_life: \"0s\" must be between 1s and 1d"),
         ("[[reclaim]]", ""),
         ("each = ['zone']", ""),
         ("mode = 'off'", ""),
-        ("[[reclaim]]", "reclaim: has the same labels as the one in line 20 (each zone)"),
+        ("[[reclaim]]", "reclaim: has the same labels as the one in line 22 (each zone)"),
         ("each = ['zone']", ""),
         ("mode = 'stop'", ""),
         ("[[reclaim]]", ""),
         ("each = ['tenant']", ""),
         (
             "limit = []",
-            "reclaim: has the unknown key \"limit\"; known are labels, each, mode, idle_after, grace and per_minute; a section",
+            "reclaim: has the unknown key \"limit\"; known are labels, each, mode, idle_after, grace, per_minute, busy and \
+                min_life; a section",
         ),
         ("grace = 30", "grace: must be a string such as"),
         ("mode = 'stop'", ""),

@@ -42,10 +42,11 @@ pub fn text(new: &LimitReplacement) -> String {
         text += &format!("default_priority = {default}\nmax_priority = {max}\n");
     }
     for policy in reclaim.iter().flat_map(ReclaimPolicies::rules) {
-        let ReclaimPolicy { pattern, mode, idle_after, grace, per_minute } = policy;
+        let ReclaimPolicy { pattern, mode, idle_after, grace, per_minute, busy, min_life } = policy;
         text += &header(Section::Reclaim, pattern);
         text += &format!("mode = \"{}\"\nidle_after = {}\n", reclaim_mode_name(*mode), written(*idle_after));
         text += &format!("grace = {}\nper_minute = {per_minute}\n", written(*grace));
+        text += &format!("busy = {busy}\nmin_life = {}\n", written(*min_life));
     }
     text
 }

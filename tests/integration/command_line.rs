@@ -168,7 +168,7 @@ async fn commands_return_documented_exit_codes() {
         (&["ticket", "release", &used, "--yes"], 64, "--reason: is required"),
         (&["repair", "--reason", "r"], 64, "add --yes to confirm"),
         (&["repair", "--yes"], 64, "--reason: is required"),
-        (&["ticket", "get", "7"], 64, "ticket_id"),
+        (&["ticket", "get", "7"], 64, "too short"),
         (&["em", "get", ""], 64, "EM.instance"),
         (&["hold", "add", "--for", "1m", "--reason", "r"], 64, "--em"),
         (&["hold", "add", "--user", "u", "--for", "1h", "--reason", "r"], 64, "10m"),

@@ -21,6 +21,7 @@ mod calls;
 mod costs;
 mod filters;
 mod rare;
+mod reclaim;
 mod survey;
 mod tables;
 

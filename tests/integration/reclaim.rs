@@ -1,4 +1,4 @@
-//! Idle engines that are taken back for waiting requests.
+//! Engines that are taken back for waiting requests.
 
 use rm_model::{
     limit::LabelPattern,
@@ -7,6 +7,7 @@ use rm_model::{
 
 use crate::harness::*;
 
+mod busy;
 mod choice;
 mod kills;
 mod page;

@@ -94,6 +94,8 @@ pub struct HeartbeatReply {
     pub unknown_tickets: Vec<UnknownTicket>,
     /// Reported tickets of idle engines that are to end because requests wait, if they still run no task.
     pub stop_idle_tickets: Vec<Uuid>,
+    /// Reported tickets that are to end because entitled requests wait, also if their engines run tasks.
+    pub stop_tickets: Vec<Uuid>,
     /// Interval at which the service expects reports.
     pub interval: Duration,
 }
@@ -243,9 +245,15 @@ impl RmClient {
         let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);
         let unknown_tickets = unknown_tickets.collect::<std::result::Result<_, _>>()?;
         let interval = request::duration("report_interval", answer.report_interval.unwrap_or_default())?;
-        let ids = answer.stop_idle_tickets.iter().map(|id| request::ticket_id("stop_idle_tickets", id));
-        let stop_idle_tickets = ids.collect::<std::result::Result<_, _>>()?;
-        Ok(HeartbeatReply { unknown_tickets, interval, stop_idle_tickets })
+        let ids = |field, ids: &[String]| ids.iter().map(|id| request::ticket_id(field, id)).collect();
+        let stop_idle_tickets: std::result::Result<_, _> = ids("stop_idle_tickets", &answer.stop_idle_tickets);
+        let stop_tickets: std::result::Result<_, _> = ids("stop_tickets", &answer.stop_tickets);
+        Ok(HeartbeatReply {
+            unknown_tickets,
+            interval,
+            stop_idle_tickets: stop_idle_tickets?,
+            stop_tickets: stop_tickets?,
+        })
     }
 }
 

@@ -77,7 +77,7 @@ impl RmClient {
         self.list(&calls::LIST_WAITING, ask, |page| (page.waiting, page.next_page_token), answer::read_waiting).await
     }
 
-    /// Returns the tickets of idle engines that are to end because requests wait.
+    /// Returns the tickets that are to end because requests wait.
     pub async fn reclaims(&self) -> Result<Vec<proto::Reclaim>> {
         let message = proto::ListReclaimsRequest { page_size: PAGE_SIZE, ..Default::default() };
         Ok(self.make(&calls::LIST_RECLAIMS, &message).await?.reclaims)

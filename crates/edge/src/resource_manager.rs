@@ -423,8 +423,12 @@ impl ResourceManagerRpc {
     async fn heartbeat(&self, call: Request<proto::HeartbeatRequest>) -> Reply<proto::HeartbeatResponse> {
         let (report, deadline) = self.read_report(call)?;
         let ReportReply { unknown, to_stop } = self.heartbeat.report(report, deadline).await?;
+        let (busy, idle): (Vec<_>, Vec<_>) = to_stop.into_iter().partition(|stop| stop.busy);
+        let [stop_tickets, stop_idle_tickets] =
+            [busy, idle].map(|stops| stops.iter().map(|stop| stop.ticket_id.to_string()).collect());
         Ok(proto::HeartbeatResponse {
-            stop_idle_tickets: to_stop.iter().map(ToString::to_string).collect(),
+            stop_tickets,
+            stop_idle_tickets,
             unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),
             report_interval: prost_types::Duration::try_from(self.heartbeat.interval()).ok(),
         })

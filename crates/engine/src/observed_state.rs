@@ -131,6 +131,12 @@ impl CheckState {
         })
     }
 
+    /// Returns whether a waiting request is entitled by this state.
+    pub fn is_entitled(&self, request: &PlacedRequest) -> bool {
+        let decided = self.decided(request, self.line.line.position_of(request.ask.ticket_id));
+        decided.is_some_and(|decided| decided.rank.class == Class::Entitled)
+    }
+
     /// Returns the rank of a request; `None` if no ranks were read.
     fn decided(&self, request: &PlacedRequest, stored: Option<QueuePosition>) -> Option<DecidedRank> {
         let rules = (&*self.limits, self.now?);

@@ -6,7 +6,10 @@
 //!
 //! Never: writes a row. Caller: the task `reclaim`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -20,7 +23,7 @@ use rm_model::{
 
 use super::{
     observed_state::CheckState,
-    reclaim_choice::{EarlierChoice, IdleTicket, ReclaimChoice, ReclaimTrial, TriedRequest},
+    reclaim_choice::{EarlierChoice, EngineActivity, ReclaimChoice, ReclaimTrial, ReclaimableTicket, TriedRequest},
 };
 
 /// State from which a plan is made.
@@ -30,7 +33,7 @@ pub struct ReclaimView {
     pub state: CheckState,
     /// Waiting requests, in the order of their positions.
     pub requests: Vec<TriedRequest>,
-    /// Live tickets of the rows, and the longest idle ones where the requests are short.
+    /// Live tickets of the rows, and, where the requests are short, the longest idle and the newest used ones.
     pub tickets: BTreeMap<Uuid, Ticket>,
     /// EMs that are silent or unhealthy. They stop no engine.
     pub unavailable: BTreeSet<EmInstance>,
@@ -83,6 +86,8 @@ enum RowPart {
 struct RowParts<'a> {
     open: BTreeMap<Uuid, (usize, &'a Reclaim)>,
     coming: Vec<&'a Reclaim>,
+    /// Rows whose tickets stay, or end late in spite of that.
+    staying: Vec<&'a Reclaim>,
     kept: Vec<&'a Reclaim>,
     /// Tickets that are not chosen.
     others: BTreeSet<Uuid>,
@@ -95,16 +100,19 @@ impl ReclaimView {
     /// Makes the plan.
     pub fn plan(self) -> ReclaimPlan {
         let mut parts = self.parts();
-        let (observed, recalled): (Vec<IdleTicket>, Vec<IdleTicket>) = self
-            .tickets
-            .values()
-            .filter_map(|ticket| self.idle(ticket, &parts))
-            .partition(|idle| self.policy(&idle.ticket).is_some_and(|policy| policy.mode == ReclaimMode::Observe));
+        let is_observed = |reclaimable: &ReclaimableTicket| {
+            self.policy(&reclaimable.ticket).is_some_and(|policy| policy.mode == ReclaimMode::Observe)
+        };
+        let (observed, recalled): (Vec<ReclaimableTicket>, Vec<ReclaimableTicket>) =
+            self.tickets.values().filter_map(|ticket| self.reclaimable(ticket, &parts)).partition(is_observed);
+        let entitled = self.entitled();
         let Self { state, requests, tickets, rows_max, .. } = &self;
         let (limits, mut plan) = (state.limits.clone(), ReclaimPlan::default());
         let mut trial = ReclaimTrial::new(self.state.clone());
         let coming = parts.coming.iter().filter_map(|row| tickets.get(&row.ticket_id));
         coming.for_each(|ticket| trial.end(ticket));
+        let staying = parts.staying.iter().filter_map(|row| tickets.get(&row.ticket_id));
+        staying.for_each(|ticket| trial.may_end(ticket));
         let (kept_observed, kept): (Vec<&Reclaim>, Vec<&Reclaim>) =
             parts.kept.iter().partition(|row| row.mode == ReclaimMode::Observe);
         kept.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
@@ -113,21 +121,27 @@ impl ReclaimView {
         choices.extend(trial.choose(requests, &observed));
         for choice in choices {
             let (mut new, mut added, mut is_due, mut policies) = (Vec::new(), 0, true, Vec::new());
-            for ticket_id in &choice.tickets {
-                let Some(policy) = tickets.get(ticket_id).and_then(|ticket| policy_of(&limits, ticket)) else {
+            for ticket in &choice.tickets {
+                // An own request that is behind has its turn first, and the guarantee then: until then, others would get the capacity.
+                is_due &= !ticket.busy || entitled.contains(&(choice.request, &choice.em));
+                let Some(policy) = tickets.get(&ticket.id).and_then(|ticket| policy_of(&limits, ticket)) else {
                     continue;
                 };
-                let row = parts.open.remove(ticket_id).map(|(_, row)| row);
+                let row = parts.open.remove(&ticket.id).map(|(_, row)| row);
                 // The grace period continues if another request needs the ticket.
-                let stored = row.filter(|row| row.mode == policy.mode);
+                let stored = row.filter(|row| has_grace(row, policy, ticket.busy));
                 is_due &= policy.mode != ReclaimMode::Observe && stored.is_some_and(is_row_due);
                 added += usize::from(row.is_none());
-                if stored.is_none_or(|row| row.for_ticket_id != choice.request || row.for_em != choice.em) {
+                let is_stored = |row: &Reclaim| {
+                    row.for_ticket_id == choice.request && row.for_em == choice.em && row.busy == ticket.busy
+                };
+                if !stored.is_some_and(is_stored) {
                     new.push(NewReclaim {
-                        ticket_id: *ticket_id,
+                        ticket_id: ticket.id,
                         for_ticket_id: choice.request,
                         for_em: choice.em.clone(),
                         mode: policy.mode,
+                        busy: ticket.busy,
                         grace: policy.grace,
                     });
                 }
@@ -164,7 +178,10 @@ impl ReclaimView {
                     parts.others.insert(row.ticket_id);
                     parts.kept.push(row);
                 }
-                RowPart::Staying => drop(parts.others.insert(row.ticket_id)),
+                RowPart::Staying => {
+                    parts.others.insert(row.ticket_id);
+                    parts.staying.push(row);
+                }
                 RowPart::Withdrawn => parts.withdrawn.push(row.clone()),
             }
         }
@@ -173,31 +190,66 @@ impl ReclaimView {
         parts
     }
 
+    /// Returns the requests that are entitled, each with the EM, if busy engines can end for them.
+    fn entitled(&self) -> BTreeSet<(Uuid, &EmInstance)> {
+        let places = self.requests.iter().flat_map(|request| &request.places);
+        let entitled = places.filter(|place| self.state.is_entitled(place));
+        match self.state.limits.queue_rules().reclaim.min_life() {
+            Some(_) => entitled.map(|place| (place.ask.ticket_id, &place.em)).collect(),
+            None => BTreeSet::new(),
+        }
+    }
+
     fn policy(&self, ticket: &Ticket) -> Option<&ReclaimPolicy> {
         policy_of(&self.state.limits, ticket)
     }
 
     /// Returns a ticket as a candidate; `None` if its policy or its EM does not let its engine end now.
-    fn idle(&self, ticket: &Ticket, parts: &RowParts<'_>) -> Option<IdleTicket> {
-        let TicketState::Used { idle_since: Some(idle_since), .. } = ticket.state else { return None };
-        let policy = self.policy(ticket).filter(|policy| idle_since + policy.idle_after <= self.now)?;
+    fn reclaimable(&self, ticket: &Ticket, parts: &RowParts<'_>) -> Option<ReclaimableTicket> {
+        let policy = self.policy(ticket)?;
+        let activity = self.activity(ticket, policy)?;
         let em = self.state.ems.get(&ticket.em)?;
         let can_stop = em.is_registered() && !em.is_held && !self.unavailable.contains(&ticket.em);
         let row = parts.open.get(&ticket.id);
-        let stored = row.filter(|(_, row)| row.mode == policy.mode);
-        let idle = IdleTicket {
+        let busy = matches!(activity, EngineActivity::Busy { .. });
+        let stored = row.filter(|(_, row)| has_grace(row, policy, busy));
+        let reclaimable = ReclaimableTicket {
             ticket: ticket.clone(),
-            idle_since,
+            activity,
             ready_at: stored.map_or(self.now + policy.grace, |(_, row)| row.due_time),
             chosen: row.map(|(number, row)| EarlierChoice { number: *number, request: row.for_ticket_id }),
         };
-        (can_stop && !parts.others.contains(&ticket.id)).then_some(idle)
+        (can_stop && !parts.others.contains(&ticket.id)).then_some(reclaimable)
+    }
+
+    /// Returns the activity of an engine; `None` if its policy does not let it end yet.
+    fn activity(&self, ticket: &Ticket, policy: &ReclaimPolicy) -> Option<EngineActivity> {
+        let TicketState::Used { idle_since, .. } = ticket.state else { return None };
+        if let Some(since) = idle_since.filter(|since| *since + policy.idle_after <= self.now) {
+            return Some(EngineActivity::Idle { since });
+        }
+        if !policy.busy || ticket.locked_time + policy.min_life > self.now {
+            return None;
+        }
+        let rule = self.state.limits.queue_rules().priorities.deciding(&ticket.ticket_labels());
+        let (is_working, priority) = (idle_since.is_none(), rule.map_or(0, |rule| rule.default));
+        Some(EngineActivity::Busy { is_working, priority, granted: Reverse(ticket.locked_time) })
     }
 }
 
 /// Returns the policy of a ticket; `None` if none lets its engine end.
 pub fn policy_of<'a>(limits: &'a Limits, ticket: &Ticket) -> Option<&'a ReclaimPolicy> {
     limits.queue_rules().reclaim.deciding(&ticket.ticket_labels()).filter(|policy| policy.mode != ReclaimMode::Off)
+}
+
+/// Returns whether the grace period of a row continues for a choice by this policy. A row of an idle engine has none for a busy one.
+fn has_grace(row: &Reclaim, policy: &ReclaimPolicy, busy: bool) -> bool {
+    row.mode == policy.mode && (row.busy || !busy)
+}
+
+/// Returns whether the policy of a row does not let its engine end as it was chosen.
+fn has_changed(row: &Reclaim, policy: &ReclaimPolicy) -> bool {
+    row.mode != policy.mode || row.busy && !policy.busy
 }
 
 fn is_row_due(row: &Reclaim) -> bool {
@@ -210,7 +262,7 @@ fn part_of(row: &Reclaim, policy: Option<&ReclaimPolicy>, tried: &BTreeSet<Uuid>
         (ReclaimProgress::Withdrawn { is_over: true }, _) => RowPart::Withdrawn,
         // Also without a policy, because a later one must not choose it at once.
         (ReclaimProgress::Withdrawn { is_over: false }, _) => RowPart::Staying,
-        _ if policy.is_none_or(|policy| policy.mode != row.mode && row.is_recalled()) => RowPart::Withdrawn,
+        _ if policy.is_none_or(|policy| row.is_recalled() && has_changed(row, policy)) => RowPart::Withdrawn,
         (ReclaimProgress::Recalled, _) => RowPart::Coming,
         (ReclaimProgress::Unanswered { is_over }, _) => {
             if is_over {

@@ -1,4 +1,4 @@
-//! Tests of the choice and the plan of idle engines that end because requests wait.
+//! Tests of the choice and the plan of engines that end because requests wait.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,8 +13,9 @@ use rm_model::{
     limit_mode::LimitMode,
     name::{Labels, Name},
     operation::{PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
-    order::QueueRules,
+    order::{QueueRules, RankedRequest},
     principal::Principal,
+    priority::{Priorities, PriorityRule},
     reclaim::{ReclaimPolicies, ReclaimPolicy},
     resource::{Dimension, Resource},
     scope::ScopeHoldings,
@@ -59,7 +60,12 @@ fn pattern(labels: &[(&str, Option<&str>)]) -> LabelPattern {
 
 fn policy(labels: &[(&str, Option<&str>)], mode: ReclaimMode) -> ReclaimPolicy {
     let (idle_after, grace) = (Duration::from_secs(60), Duration::from_secs(30));
-    ReclaimPolicy { pattern: pattern(labels), mode, idle_after, grace, per_minute: 60 }
+    ReclaimPolicy { idle_after, grace, ..ReclaimPolicy::new(pattern(labels), mode) }
+}
+
+/// A policy that also ends busy engines, ten minutes after their grants.
+fn busy_policy(labels: &[(&str, Option<&str>)]) -> ReclaimPolicy {
+    ReclaimPolicy { busy: true, ..policy(labels, ReclaimMode::Stop) }
 }
 
 impl World {
@@ -156,7 +162,8 @@ impl World {
         let (ticket_id, for_ticket_id, mode) = (id(ticket), id(request), ReclaimMode::Stop);
         let due_time = if progress == CHOSEN { at(NOW + 20) } else { at(NOW - 1) };
         let for_em = em_instance("a");
-        self.rows.push(Reclaim { ticket_id, for_ticket_id, for_em, mode, due_time, progress, request: state });
+        let busy = false;
+        self.rows.push(Reclaim { ticket_id, for_ticket_id, for_em, mode, busy, due_time, progress, request: state });
     }
 
     fn em(&self, em: &str) -> Em {
@@ -192,16 +199,21 @@ impl World {
             }
         }
         let mut line = WaitQueueView { wait_keys: Some(BTreeMap::new()), ..WaitQueueView::default() };
-        let mut state = CheckState { ems, limits: self.limits.clone(), scopes, ..CheckState::default() };
+        let (limits, now) = (self.limits.clone(), Some(at(NOW)));
+        let mut state = CheckState { ems, limits, scopes, now, ..CheckState::default() };
         for request in self.requests.iter().map(|request| &request.places[0]) {
             let short = short_keys(&state, &PlacedRequest { wait: None, ..request.clone() });
             // A request that fits is about to be granted.
             let wait_keys = if short.is_empty() { [WaitKey::Em(request.em.clone())].into() } else { short };
+            let position = request.position().unwrap();
+            let mut ranked = RankedRequest::new(position.ticket_id(), None, position.since(), 0);
+            (ranked.short_at, ranked.was_shared) = (wait_keys.clone(), true);
+            line.ranks.own.insert(ranked);
             for wait_key in wait_keys {
                 let entry = QueueEntry { resource: request.resource().clone(), is_short: true };
-                line.line.insert(wait_key, request.position().unwrap(), entry);
+                line.line.insert(wait_key, position, entry);
             }
-            state.line.line = line.line.clone();
+            state.line = line.clone();
         }
         state.line = line;
         state
@@ -230,7 +242,7 @@ impl World {
     }
 
     fn due(&self) -> Vec<u128> {
-        self.plan().due.into_iter().flat_map(|due| due.choice.tickets).map(|ticket| ticket.as_u128()).collect()
+        self.plan().due.into_iter().flat_map(|due| due.choice.tickets).map(|ticket| ticket.id.as_u128()).collect()
     }
 }
 
@@ -304,6 +316,106 @@ fn choice_takes_no_scope_below_its_guarantee() {
     world.tickets.remove(&id(3));
     world.ticket(5, "a", SQL, None);
     assert_eq!(world.chosen(), [(2, 103)]);
+}
+
+/// Busy engines end for an entitled request, if idle ones do not suffice: the newest first, and only those beyond the guarantee of their
+/// user.
+#[test]
+fn busy_engines_end_for_entitled_request_alone() {
+    let mut world = World::guaranteed(4, 10, 2).with_policies([busy_policy(&[("user", None)])]);
+    for (number, granted) in [(1, 100), (2, 300), (3, 200), (4, NOW - 599)] {
+        world.ticket(number, "a", BOB, None);
+        world.tickets.get_mut(&id(number)).unwrap().locked_time = at(granted);
+    }
+    world.request(100, "a", SQL, 3);
+    assert_eq!(world.chosen(), [], "the request is not entitled");
+    world.requests.clear();
+    world.request(101, "a", SQL, 2);
+    assert_eq!(world.chosen(), [(2, 101), (3, 101)]);
+    world.request(102, "a", ("carol", "sql"), 1);
+    assert_eq!(world.chosen(), [(2, 101), (3, 101)], "a third one is within the guarantee");
+    world.ticket(1, "a", BOB, Some(100));
+    assert_eq!(world.chosen(), [(1, 101), (2, 101)], "idle engines come first");
+    world.requests.pop();
+    let world = world.with_policies([policy(&[("user", None)], ReclaimMode::Stop)]);
+    assert_eq!(world.chosen(), [], "one idle engine does not suffice");
+}
+
+/// A busy engine of its own user, or of the scope that is guaranteed, does not end for a request. No guarantee relies on a ticket that may
+/// still end.
+#[test]
+fn busy_engines_of_own_user_and_guarantee_stay() {
+    let mut world = World::guaranteed(1, 10, 2).with_policies([busy_policy(&[("user", None)])]);
+    world.ticket(1, "a", SPARK, None);
+    world.request(100, "a", SQL, 1);
+    assert_eq!(world.chosen(), []);
+    let mut world = World::guaranteed(4, 10, 2).with_policies([busy_policy(&[("user", None)])]);
+    for number in 1..=4 {
+        world.ticket(number, "a", BOB, None);
+    }
+    world.request(100, "a", SQL, 2);
+    assert_eq!(world.chosen().len(), 2);
+    world.row(4, 99, ReclaimProgress::Unanswered { is_over: false }, ReclaimFor::Gone);
+    world.rows[0].busy = true;
+    assert_eq!(world.chosen(), [], "bob would have one engine if the recalled one ends late");
+}
+
+/// An engine that ran no task for a short time ends before those that run one.
+#[test]
+fn busy_engines_without_task_end_first() {
+    let mut world = World::guaranteed(2, 10, 1).with_policies([busy_policy(&[("user", None)])]);
+    world.ticket(1, "a", BOB, Some(NOW - 59));
+    world.ticket(2, "a", BOB, None);
+    world.tickets.get_mut(&id(2)).unwrap().locked_time = at(500);
+    world.request(100, "a", SQL, 1);
+    assert_eq!(world.plan().new.iter().map(|new| (new.ticket_id, new.busy)).collect::<Vec<_>>(), [(id(1), true)]);
+    // An earlier choice stays.
+    world.row(2, 100, CHOSEN, ReclaimFor::Present);
+    world.rows[0].busy = true;
+    assert_eq!(world.plan(), ReclaimPlan::default());
+}
+
+#[test]
+fn busy_engines_of_lowest_priority_end_first() {
+    let mut world = World::guaranteed(3, 10, 1).with_policies([busy_policy(&[("user", None)])]);
+    for (number, granted) in [(1, 100), (2, 300)] {
+        world.ticket(number, "a", BOB, None);
+        world.tickets.get_mut(&id(number)).unwrap().locked_time = at(granted);
+    }
+    world.ticket(3, "a", ("bob", "batch"), None);
+    world.request(100, "a", SQL, 1);
+    assert_eq!(world.chosen(), [(2, 100)]);
+    let batch = PriorityRule { pattern: pattern(&[("engine_type", Some("batch"))]), default: -60, max: 0 };
+    let mut rules = world.limits.queue_rules().clone();
+    rules.priorities = Priorities::new([batch]);
+    world.limits = Limits::clone(&world.limits).with_queue_rules(rules).into();
+    assert_eq!(world.chosen(), [(3, 100)]);
+}
+
+/// A row of an idle engine gives a busy one no shorter grace period. A recall of a busy engine ends with its rule.
+#[test]
+fn busy_engine_is_chosen_with_its_own_grace_period() {
+    let mut world = World::guaranteed(1, 10, 1).with_policies([busy_policy(&[("user", None)])]);
+    world.ticket(1, "a", ("bob", "spark"), None);
+    world.ticket(2, "b", ("bob", "spark"), None);
+    world.request(100, "a", SQL, 1);
+    world.row(1, 100, ReclaimProgress::Busy, ReclaimFor::Present);
+    let plan = world.plan();
+    assert_eq!((plan.withdrawn.len(), plan.added, plan.due.len()), (1, 1, 0));
+    assert_eq!(plan.new.iter().map(|new| (new.ticket_id, new.busy)).collect::<Vec<_>>(), [(id(1), true)]);
+    // As if its idle time had become too short.
+    world.rows[0].progress = DUE;
+    let plan = world.plan();
+    assert_eq!((plan.new.len(), plan.added, plan.due.len()), (1, 0, 0));
+    world.rows[0].busy = true;
+    for (progress, due) in [(CHOSEN, vec![]), (DUE, vec![1])] {
+        world.rows[0].progress = progress;
+        assert_eq!((world.chosen(), world.due()), (vec![], due));
+    }
+    world.rows[0].progress = ReclaimProgress::Recalled;
+    assert_eq!(world.plan(), ReclaimPlan::default());
+    let world = world.with_policies([policy(&[("user", None)], ReclaimMode::Stop)]);
+    assert_eq!(world.withdrawn(), [1]);
 }
 
 #[test]
@@ -464,6 +576,7 @@ fn observed_tickets_are_chosen_last_and_beside_others() {
         for_ticket_id: id(99),
         for_em: em_instance("a"),
         mode: ReclaimMode::Observe,
+        busy: false,
         due_time: at(NOW),
         progress: CHOSEN,
         request: ReclaimFor::Present,

@@ -1,7 +1,6 @@
 //! Wake reasons: why a parked request checks again, and which later waiters it may wake.
 //!
-//! Callers: `waiter_index`, which assigns the reasons, and `rm_service::request_resource`, which decides by them whether a
-//! check is needed.
+//! Callers: `waiter_index`, which assigns the reasons, and queued requests, which decide by them whether a check is needed.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 

@@ -35,7 +35,7 @@ pub enum Action {
     Ended(TicketEnd),
     /// An operator removed a waiting request: the line has the ticket id that a grant would have used, and no ticket exists.
     RemovedFromQueue,
-    /// A ticket was recalled: its idle engine is to end, because a request waits.
+    /// A ticket was recalled: its engine is to end, because a request waits.
     Recalled,
     /// An operator withdrew the choice of a ticket for reclaim: its engine stays.
     ReclaimWithdrawn,

@@ -11,7 +11,7 @@
 //! - [`refusal`], [`refusal_sum`]: refusals in Linkis's words, and their statistics; [`scope_kind`]: kinds of scopes;
 //! - [`usage_sum`]: use over time; [`user_sum`]: use of live tickets by user;
 //! - [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
-//! - [`wait_queue`]: wait queues; [`order`], [`priority`]: their order; [`guarantee`]: guaranteed amounts; [`reclaim`]: policies for idle engines; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
+//! - [`wait_queue`]: wait queues; [`order`], [`priority`]: their order; [`guarantee`]: guaranteed amounts; [`reclaim`]: policies by which engines end; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
 //! - [`action`], [`recorded_state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
 //! - [`overview`]: cluster totals; [`em_order`]: orders of EMs; [`timestamp`]: times as text;
 //! - [`text_enum!`]: enumerations with texts;

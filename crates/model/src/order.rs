@@ -69,7 +69,7 @@ pub struct QueueRules {
     pub order: QueueOrder,
     /// Head starts.
     pub priorities: Priorities,
-    /// Idle engines that can be taken back.
+    /// Engines that can be taken back.
     pub reclaim: ReclaimPolicies,
 }
 

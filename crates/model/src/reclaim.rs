@@ -1,4 +1,4 @@
-//! Reclaim policies: rules by which idle engines are taken back for requests that wait.
+//! Reclaim policies: rules by which engines are taken back for requests that wait: idle ones, and busy ones for entitled requests.
 //!
 //! A policy names labels of tickets, each with a value or "each". Among the policies that match a ticket, the most specific one decides.
 //! Without a policy, no engine is taken back.
@@ -29,8 +29,10 @@ pub const IDLE_AFTER: Duration = Duration::from_secs(300);
 pub const GRACE: Duration = Duration::from_secs(30);
 /// [`ReclaimPolicy::per_minute`] of a policy that states none.
 pub const PER_MINUTE: u32 = 60;
+/// [`ReclaimPolicy::min_life`] of a policy that states none.
+pub const MIN_LIFE: Duration = Duration::from_secs(600);
 
-/// Maximum number of policies. Each idle engine is compared with all of them.
+/// Maximum number of policies. Each engine that may end is compared with all of them.
 pub const RECLAIM_POLICIES_MAX: usize = 100;
 
 text_enum! {
@@ -48,7 +50,7 @@ text_enum! {
     }
 }
 
-/// Conditions on which the idle engines of a pattern are taken back.
+/// Conditions on which the engines of a pattern are taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReclaimPolicy {
     /// Tickets that the policy applies to. The pattern identifies the policy.
@@ -61,6 +63,10 @@ pub struct ReclaimPolicy {
     pub grace: Duration,
     /// Maximum number of tickets that are recalled within a minute.
     pub per_minute: u32,
+    /// Whether tickets of busy engines can be chosen, too, for entitled requests.
+    pub busy: bool,
+    /// Time since the grant after which the ticket of a busy engine can be chosen.
+    pub min_life: Duration,
 }
 
 /// All reclaim policies, the most specific one first.
@@ -83,9 +89,10 @@ impl PatternRule for ReclaimPolicy {
 }
 
 impl ReclaimPolicy {
-    /// Creates a policy that states no times and no rate.
+    /// Creates a policy for idle engines that states no times and no rate.
     pub fn new(pattern: LabelPattern, mode: ReclaimMode) -> Self {
-        Self { pattern, mode, idle_after: IDLE_AFTER, grace: GRACE, per_minute: PER_MINUTE }
+        let (idle_after, grace, per_minute, min_life) = (IDLE_AFTER, GRACE, PER_MINUTE, MIN_LIFE);
+        Self { pattern, mode, idle_after, grace, per_minute, busy: false, min_life }
     }
 }
 
@@ -93,6 +100,12 @@ impl ReclaimPolicies {
     /// Returns whether a ticket can be chosen: some policy is not off.
     pub fn is_active(&self) -> bool {
         self.rules().iter().any(|policy| policy.mode != ReclaimMode::Off)
+    }
+
+    /// Returns the minimum of [`ReclaimPolicy::min_life`] among the policies by which busy engines end; `None` if there are none.
+    pub fn min_life(&self) -> Option<Duration> {
+        let busy = self.rules().iter().filter(|policy| policy.busy && policy.mode != ReclaimMode::Off);
+        busy.map(|policy| policy.min_life).min()
     }
 }
 

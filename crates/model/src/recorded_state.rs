@@ -98,6 +98,8 @@ impl RecordedState {
             "idle_after_s": policy.idle_after.as_secs_f64(),
             "grace_s": policy.grace.as_secs_f64(),
             "per_minute": policy.per_minute,
+            "busy": policy.busy,
+            "min_life_s": policy.min_life.as_secs_f64(),
         }))
     }
 

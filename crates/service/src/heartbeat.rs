@@ -29,9 +29,8 @@ use rm_model::{
     report::{EmReport, UnknownTicket},
     ticket_digest::TicketDigest,
 };
-use rm_store::Store;
+use rm_store::{Store, reclaim::EngineStop};
 use rm_telemetry::cause;
-use uuid::Uuid;
 
 use super::{admission::StateCache, background::reclaim::EngineStops, committer::Committer, tasks::InstanceTasks};
 
@@ -143,8 +142,8 @@ pub struct HeartbeatService {
 pub struct ReportReply {
     /// Tickets of the report that do not live on the EM.
     pub unknown: Vec<UnknownTicket>,
-    /// Tickets of the report whose engines are idle, and are to end because requests wait.
-    pub to_stop: Vec<Uuid>,
+    /// Tickets of the report that are to end because requests wait.
+    pub to_stop: Vec<EngineStop>,
 }
 
 impl HeartbeatService {
@@ -194,7 +193,11 @@ impl HeartbeatService {
         let size = u32::try_from(report.tickets.len() + report.idle.len() + observed).map_err(|_| Error::Overloaded)?;
         let room = self.room.clone().try_acquire_many_owned(size).map_err(|_| Error::Overloaded)?;
         let mut to_stop = self.stops.on(&report.em);
-        to_stop.retain(|ticket_id| report.idle.binary_search(ticket_id).is_ok());
+        let is_reported = |stop: &EngineStop| match stop.busy {
+            true => report.tickets.binary_search(&stop.ticket_id).is_ok(),
+            false => report.idle.binary_search(&stop.ticket_id).is_ok(),
+        };
+        to_stop.retain(is_reported);
         let (reply, answer) = oneshot::channel();
         let is_contended = Arc::new(AtomicBool::new(false));
         let timeout = || if is_contended.load(Ordering::Relaxed) { Error::LockTimeout } else { Error::NotBegun };

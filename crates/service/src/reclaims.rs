@@ -1,4 +1,4 @@
-//! Withdrawal of chosen tickets: an operator keeps an idle engine.
+//! Withdrawal of chosen tickets: an operator keeps an engine.
 //!
 //! Never: chooses a ticket; the task `background::reclaim` does. Caller: `rm_edge::admin`.
 
@@ -26,8 +26,7 @@ impl ReclaimService {
         Self { store }
     }
 
-    /// Withdraws the choice of a ticket. Its engine stays, and is not chosen again for an hour, or until it has run a task. A repetition
-    /// changes nothing.
+    /// Withdraws the choice of a ticket. Its engine stays, and is not chosen again for an hour. A repetition changes nothing.
     ///
     /// # Errors
     /// - [`Rejection::NotChosen`] if the ticket is not chosen, or has ended.

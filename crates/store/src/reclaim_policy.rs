@@ -21,7 +21,7 @@ const TABLE: TableName = TableName("linkis_reclaim_policy");
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<ReclaimPolicies, StoreError> {
     let rows = sqlx::query(
         "-- reclaim_policy::read
-        SELECT pattern::text, mode, idle_after_ms, grace_ms, per_minute FROM linkis_reclaim_policy",
+        SELECT pattern::text, mode, idle_after_ms, grace_ms, per_minute, busy, min_life_ms FROM linkis_reclaim_policy",
     )
     .fetch_all(executor)
     .await?;
@@ -37,6 +37,8 @@ fn policy(row: TableRow<'_>) -> Result<ReclaimPolicy, StoreError> {
         idle_after: time("idle_after_ms")?,
         grace: time("grace_ms")?,
         per_minute: u32::try_from(row.get::<i32>("per_minute")?).unwrap_or(0),
+        busy: row.get("busy")?,
+        min_life: time("min_life_ms")?,
     })
 }
 
@@ -49,10 +51,10 @@ pub async fn upsert(connection: &mut PgConnection, policy: &ReclaimPolicy) -> Re
     let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     let done = sqlx::query(
         "-- reclaim_policy::upsert
-        INSERT INTO linkis_reclaim_policy (pattern_hash, pattern, mode, idle_after_ms, grace_ms, per_minute)
-        VALUES ($1, $2::jsonb, $3, $4, $5, $6)
+        INSERT INTO linkis_reclaim_policy (pattern_hash, pattern, mode, idle_after_ms, grace_ms, per_minute, busy, min_life_ms)
+        VALUES ($1, $2::jsonb, $3, $4, $5, $6, $7, $8)
         ON CONFLICT (pattern_hash) DO UPDATE SET mode = excluded.mode, idle_after_ms = excluded.idle_after_ms,
-            grace_ms = excluded.grace_ms, per_minute = excluded.per_minute",
+            grace_ms = excluded.grace_ms, per_minute = excluded.per_minute, busy = excluded.busy, min_life_ms = excluded.min_life_ms",
     )
     .bind(hash(&json).to_vec())
     .bind(&json)
@@ -60,6 +62,8 @@ pub async fn upsert(connection: &mut PgConnection, policy: &ReclaimPolicy) -> Re
     .bind(milliseconds(policy.idle_after))
     .bind(milliseconds(policy.grace))
     .bind(i32::try_from(policy.per_minute).unwrap_or(i32::MAX))
+    .bind(policy.busy)
+    .bind(milliseconds(policy.min_life))
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, 1, done.rows_affected())

@@ -29,13 +29,15 @@ mod due;
 mod groups;
 mod idle;
 mod list;
+mod reclaimable;
 
 pub use by_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 pub use due::{DueKey, DueTicket, due};
 pub(super) use groups::em_ticket_group;
 pub use groups::{EmTicketGroup, TicketGroup, for_each_em_group, for_each_group};
-pub use idle::{IdleChange, IdlePlaces, idle_on, longest_idle, update_idle};
+pub use idle::{IdleChange, idle_on, update_idle};
 pub use list::{TicketFilter, TicketListPage, list};
+pub use reclaimable::{ReclaimPlaces, longest_idle, newest_used};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");
 

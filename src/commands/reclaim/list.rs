@@ -1,4 +1,4 @@
-//! `reclaim list`: idle engines that are to end because requests wait.
+//! `reclaim list`: tickets that are to end because requests wait.
 
 use std::time::{Duration, SystemTime};
 
@@ -49,8 +49,8 @@ fn is_unanswered(recall: &prost_types::Timestamp) -> bool {
 
 fn row(reclaim: &Reclaim) -> TableRow {
     let state = match (&reclaim.idle_since, &reclaim.recall_time) {
-        (None, _) => "busy",
         _ if reclaim.withdrawn_time.is_some() => "withdrawn",
+        (None, _) if !reclaim.busy => "busy",
         (_, Some(recall)) if is_unanswered(recall) => "unanswered",
         (_, Some(_)) => "recalled",
         (_, None) => "chosen",

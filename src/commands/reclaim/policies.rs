@@ -1,4 +1,4 @@
-//! `reclaim policy`: rules by which idle engines are taken back.
+//! `reclaim policy`: rules by which engines are taken back.
 
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use crate::{
 };
 use rm_client::calls;
 use rm_edge::convert::limit;
+use rm_model::reclaim::MIN_LIFE;
 use rm_proto::v1::{
     DeleteReclaimPolicyRequest, ListReclaimPoliciesRequest, ListReclaimPoliciesResponse, ReclaimMode, ReclaimPolicy,
     SetReclaimPolicyRequest,
@@ -33,7 +34,7 @@ pub enum ReclaimPolicyCommand {
     /// List the reclaim policies, in the order in which they are compared.
     #[command(after_help = end("reclaim policy list", &calls::LIST_RECLAIM_POLICIES))]
     List(ListReclaimPoliciesCommand),
-    /// Set when the idle engines of the tickets with some labels are taken back. Shows what it replaces, for a confirmation.
+    /// Set when the engines of the tickets with some labels are taken back. Shows what it replaces, for a confirmation.
     #[command(after_help = end("reclaim policy set creator=IDE --mode advise --idle-after 5m", &calls::SET_RECLAIM_POLICY))]
     Set(SetReclaimPolicyCommand),
     /// Delete a reclaim policy. Exit code 1 if there is none.
@@ -85,7 +86,7 @@ impl From<ReclaimModeName> for ReclaimMode {
 
 /// Arguments of `reclaim policy set`.
 #[derive(Debug, Clone, Args)]
-#[group(id = "change", required = true, multiple = true, args = ["mode", "idle_after", "grace", "per_minute"])]
+#[group(id = "change", required = true, multiple = true, args = ["mode", "idle_after", "grace", "per_minute", "busy", "min_life"])]
 pub struct SetReclaimPolicyCommand {
     /// Labels of the tickets: creator=IDE, or user=hadoop,creator=IDE for both together; "each user" for all users.
     #[arg(required = true, value_name = "LABELS")]
@@ -106,6 +107,14 @@ pub struct SetReclaimPolicyCommand {
     /// Maximum number of tickets that are recalled within a minute: 1 to 100000 [default: as now, 60 in a new policy].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(1..=100_000))]
     per_minute: Option<i32>,
+
+    /// Take back engines that run tasks, too, for entitled requests [default: as now, false in a new policy].
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    busy: Option<bool>,
+
+    /// Time from the grant of a ticket after which its busy engine can be chosen: 1s to 1d [default: as now, 10m in a new policy].
+    #[arg(long, value_name = "DURATION", value_parser = |text: &str| parse_duration("--min-life", text, "1s", "1d"))]
+    min_life: Option<Duration>,
 
     #[command(flatten)]
     consent: Consent,
@@ -134,6 +143,7 @@ const COLUMNS: &[Column] = &[
     Column::text("IDLE AFTER").key(),
     Column::text("GRACE").key(),
     Column::number("PER MINUTE").key(),
+    Column::text("BUSY AFTER").key(),
 ];
 
 listed!(whole LIST_RECLAIM_POLICIES: ListReclaimPoliciesRequest => ListReclaimPoliciesResponse, policies: ReclaimPolicy, COLUMNS, |policy| vec![row(policy)]);
@@ -150,6 +160,8 @@ impl SetReclaimPolicyCommand {
             idle_after: time(self.idle_after).or(stored.idle_after),
             grace: time(self.grace).or(stored.grace),
             per_minute: self.per_minute.unwrap_or(stored.per_minute),
+            busy: self.busy.unwrap_or(stored.busy),
+            min_life: time(self.min_life).or(stored.min_life),
             ..named
         };
         // With the values of a new policy.
@@ -199,7 +211,9 @@ fn policy_name(policy: &ReclaimPolicy) -> String {
 pub fn written_policy(policy: &ReclaimPolicy) -> (String, String) {
     let [idle_after, grace] = [&policy.idle_after, &policy.grace].map(|time| text::duration(time.as_ref()));
     let times = format!("idle after {idle_after}, grace {grace}, {} per minute", policy.per_minute);
-    (policy_name(policy), format!("{}, {times}", mode(policy)))
+    let busy = busy_after(policy);
+    let busy = if busy == text::NOTHING { String::new() } else { format!(", busy after {busy}") };
+    (policy_name(policy), format!("{}, {times}{busy}", mode(policy)))
 }
 
 fn mode(policy: &ReclaimPolicy) -> &'static str {
@@ -214,5 +228,16 @@ fn mode(policy: &ReclaimPolicy) -> &'static str {
 
 fn row(policy: &ReclaimPolicy) -> TableRow {
     let [idle_after, grace] = [&policy.idle_after, &policy.grace].map(|time| text::duration(time.as_ref()));
-    cells![policy_name(policy), mode(policy).to_owned(), idle_after, grace, policy.per_minute.to_string()]
+    let per_minute = policy.per_minute.to_string();
+    cells![policy_name(policy), mode(policy).to_owned(), idle_after, grace, per_minute, busy_after(policy)]
+}
+
+/// Returns the time after which busy engines end; nothing if they do not, and the time is that of a new policy.
+fn busy_after(policy: &ReclaimPolicy) -> String {
+    let is_default = |time: &prost_types::Duration| Duration::try_from(*time).is_ok_and(|time| time == MIN_LIFE);
+    match policy.min_life.as_ref() {
+        min_life if policy.busy => text::duration(min_life),
+        Some(min_life) if !is_default(min_life) => format!("never ({})", text::duration(Some(min_life))),
+        _ => text::NOTHING.to_owned(),
+    }
 }

@@ -43,7 +43,7 @@ const LISTS: &[(&[&str], &[&str])] = &[
     (&["policy", "list"], &["KIND OF EM"]),
     (&["priority", "list"], &["REQUESTS", "DEFAULT", "MAX"]),
     (&["reclaim", "list"], &["TICKET", "USER", "EM", "IDLE SINCE", "STATE"]),
-    (&["reclaim", "policy", "list"], &["TICKETS", "MODE", "IDLE AFTER", "GRACE", "PER MINUTE"]),
+    (&["reclaim", "policy", "list"], &["TICKETS", "MODE", "IDLE AFTER", "GRACE", "PER MINUTE", "BUSY AFTER"]),
     (&["provider", "list"], &["NAME", "TYPE"]),
     (&["usage", "--by", "user"], &["NAME", "HOUR", "TICKETS"]),
     (&["usage", "--by", "em", "--hourly"], &["NAME", "HOUR", "TICKETS"]),

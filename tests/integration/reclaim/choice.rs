@@ -70,12 +70,17 @@ impl Ecm {
 
     /// Starts an engine that is idle, or works.
     pub async fn engine(&self, user: &str, engine_type: &str, is_idle: bool) -> Uuid {
-        let grant = self.client.request_resource(&self.request(user, engine_type)).await.granted();
-        let (ticket_id, confirmation) = (grant.ticket_id, inited(&grant, user, None));
+        self.engine_of(self.request(user, engine_type), is_idle).await
+    }
+
+    /// Starts an engine for a request.
+    pub async fn engine_of(&self, request: ResourceRequest, is_idle: bool) -> Uuid {
+        let (user, grant) = (request.user.to_string(), self.client.request_resource(&request).await.granted());
+        let (ticket_id, confirmation) = (grant.ticket_id, inited(&grant, &user, None));
         {
             // Before the confirmation: a used ticket that is missing from reports is lost.
             let engines = &mut *self.engines.lock().unwrap();
-            engines.live.push((grant, user.to_owned()));
+            engines.live.push((grant, user));
             engines.idle.extend(is_idle.then_some(ticket_id));
         }
         self.client.resource_inited(&confirmation).await.unwrap();
@@ -89,7 +94,7 @@ impl Ecm {
         ticket_id
     }
 
-    fn live(&self) -> BTreeSet<Uuid> {
+    pub fn live(&self) -> BTreeSet<Uuid> {
         self.engines.lock().unwrap().live.iter().map(|(grant, _)| grant.ticket_id).collect()
     }
 
@@ -134,11 +139,12 @@ async fn report(client: RmClient, em: EmInstance, epoch: i64, engines: Arc<Mutex
         // An instance may be down.
         let Ok(reply) = client.heartbeat(&report).await else { continue };
         engines.lock().unwrap().beats += 1;
-        for ticket_id in reply.stop_idle_tickets {
+        let misdirected = reply.stop_idle_tickets.iter().filter(|ticket_id| !idle.contains(ticket_id)).count();
+        engines.lock().unwrap().misdirected += misdirected;
+        for ticket_id in reply.stop_idle_tickets.into_iter().chain(reply.stop_tickets) {
             let stopped = {
                 let engines = &mut *engines.lock().unwrap();
                 engines.to_stop.insert(ticket_id);
-                engines.misdirected += usize::from(!idle.contains(&ticket_id));
                 let place = engines.live.iter().position(|(grant, _)| grant.ticket_id == ticket_id);
                 if reaction != Reaction::Ignores {
                     engines.idle.remove(&ticket_id);

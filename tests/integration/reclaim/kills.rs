@@ -1,4 +1,4 @@
-//! Kills in the middle of the choice and the recall of a ticket, and of the deletion of its row.
+//! Kills in the middle of the choice, the recall and the withdrawal of a ticket, and of the deletion of its row.
 
 use rm_client::{ResultResource, RmClient};
 
@@ -57,4 +57,32 @@ async fn kills_within_statements_recall_one_ticket_once() {
     let rows = "SELECT count(*) FROM linkis_reclaim";
     eventually("the row is deleted", LONG, async || database.count(rows).await == 0).await;
     assert_invariants(&database, &instances[0].client).await;
+}
+
+/// A withdrawal whose instance is killed before its commit has no effect. Its repetition on another instance withdraws the ticket once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_withdrawal_has_no_effect() {
+    let database = Database::fresh().await;
+    let first = Process::start(&["--database-url", &database.url()]);
+    let second = Process::start(&["--database-url", &database.url()]);
+    let ecm = Ecm::register(&second.client, "host1", 1, Reaction::Ignores).await;
+    let grace = std::time::Duration::from_secs(60);
+    second.client.set_reclaim_policy(&ReclaimPolicy { grace, ..quick(ReclaimMode::Stop) }, "").await.unwrap();
+    let engine = ecm.idle_engine("bob", "spark").await;
+    let _call = wait(&second.client, ecm.request("ann", "sql"));
+    eventually("it is chosen", LONG, async || second.client.reclaims().await.unwrap().len() == 1).await;
+    database.execute(GATES).await;
+    let mut gate = database.transaction("SELECT pg_advisory_xact_lock(ascii('UPDATE'))").await;
+    let withdrawing = first.client.clone();
+    let call = tokio::spawn(async move { withdrawing.withdraw_reclaim(engine, "a slow start").await });
+    let statement = "-- reclaim::withdraw";
+    eventually("it waits at the gate", LONG, async || locked_out(&database, statement).await > 0).await;
+    first.kill();
+    eventually("its statement ends", LONG, async || locked_out(&database, statement).await == 0).await;
+    execute(&mut gate, "COMMIT").await;
+    assert!(call.await.unwrap().is_err());
+    let withdrawn = "SELECT count(*) FROM linkis_reclaim WHERE withdrawn_time IS NOT NULL";
+    assert_eq!((database.count(withdrawn).await, database.recorded("reclaim_withdrawn").await), (0, 0));
+    second.client.withdraw_reclaim(engine, "a slow start").await.unwrap();
+    assert_eq!((database.count(withdrawn).await, database.recorded("reclaim_withdrawn").await), (1, 1));
 }

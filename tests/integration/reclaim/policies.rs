@@ -32,6 +32,8 @@ async fn reclaim_policies_are_listed_the_most_specific_first() {
             idle_after: Duration::from_millis(1500),
             grace: Duration::from_secs(24 * 3600),
             per_minute: 100_000,
+            busy: true,
+            min_life: Duration::from_secs(1),
             ..policy(&[("user", None)], ReclaimMode::Observe)
         },
     ];
@@ -78,6 +80,7 @@ async fn invalid_reclaim_policy_is_rejected() {
         (message(|policy| policy.grace = seconds(i64::MAX, 0)), "policy.grace"),
         (message(|policy| policy.per_minute = -1), "policy.per_minute"),
         (message(|policy| policy.per_minute = 100_001), "policy.per_minute"),
+        (message(|policy| policy.min_life = seconds(86_400, 1)), "policy.min_life"),
     ] {
         let call = proto::SetReclaimPolicyRequest { policy, reason: String::new() };
         let status = limits.set_reclaim_policy(call).await.unwrap_err();
@@ -118,7 +121,9 @@ async fn history_shows_reclaim_policies() {
         lines.iter().map(|line| [&line.action, &line.object, &line.reason, &line.before, &line.after]).collect();
     let name = "creator=IDE,each user";
     let [advise, stop] = [("ADVISE", 60), ("STOP", 9)]
-        .map(|(mode, rate)| format!(r#"{{"grace_s":30.0,"idle_after_s":300.0,"mode":"{mode}","per_minute":{rate}}}"#));
+        .map(|(mode, rate)| {
+            format!(r#"{{"busy":false,"grace_s":30.0,"idle_after_s":300.0,"min_life_s":600.0,"mode":"{mode}","per_minute":{rate}}}"#)
+        });
     assert_eq!(
         shown,
         [
@@ -142,14 +147,19 @@ async fn reclaim_policy_command_changes_named_values() {
     assert!(code == Some(64) && error.contains("policy.mode: is required"), "{code:?} {error}");
     assert_eq!(set(&["--mode", "observe", "--idle-after", "90s"]), (Some(0), String::new()));
     assert_eq!(set(&["--grace", "1m", "--per-minute", "5"]), (Some(0), String::new()));
+    assert_eq!(set(&["--busy", "--min-life", "20m"]), (Some(0), String::new()));
     let expected = ReclaimPolicy {
         idle_after: Duration::from_secs(90),
         grace: Duration::from_secs(60),
         per_minute: 5,
+        busy: true,
+        min_life: Duration::from_secs(1200),
         ..policy(&[("creator", Some("IDE")), ("user", None)], ReclaimMode::Observe)
     };
     assert_eq!(rm.client.reclaim_policies().await.unwrap(), [expected]);
     let listed = text(&program(&rm.address, &["reclaim", "policy", "list", "--no-headers"]).output().unwrap().stdout);
     let cells: Vec<&str> = listed.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
-    assert_eq!(cells, ["creator=IDE,each user", "observe", "1m30s", "1m0s", "5"]);
+    assert_eq!(cells, ["creator=IDE,each user", "observe", "1m30s", "1m0s", "5", "20m0s"]);
+    assert_eq!(set(&["--busy=false"]), (Some(0), String::new()));
+    assert!(!rm.client.reclaim_policies().await.unwrap()[0].busy);
 }

@@ -1,13 +1,16 @@
-//! Many idle engines and many waiting requests.
+//! Many engines and many waiting requests.
 //!
-//! - `LINKIS_RM_RECLAIM`: numbers of idle engines and of waiting requests, e.g. `100000,4000` [default: 1200,300].
+//! - `LINKIS_RM_RECLAIM`: numbers of engines and of waiting requests, e.g. `100000,4000` [default: 1200,300].
 
 use std::{collections::BTreeSet, env, time::Duration};
 
 use rm_client::{ResourceRequest, RmClient};
 use rm_model::{
     em::EmInstance,
+    limit::Rule,
+    limit_mode::LimitMode,
     report::{EmReport, Health},
+    resource::Dimension,
 };
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
@@ -20,8 +23,35 @@ const EMS: usize = 4;
 /// Maximum number of tickets that are chosen at a time.
 const CHOSEN_MAX: usize = 1000;
 
-/// Starts engines on an EM that are all idle, and reports them every second.
-async fn idle_em(client: RmClient, number: usize, engines: usize) -> (EmInstance, AbortOnDropHandle<()>) {
+/// Returns the numbers of engines and of waiting requests.
+fn sizes() -> [usize; 2] {
+    let sizes = env::var("LINKIS_RM_RECLAIM").unwrap_or_else(|_| "1200,300".to_owned());
+    let (engines, requests) = sizes.split_once(',').unwrap();
+    [engines, requests].map(|size| size.parse().unwrap())
+}
+
+/// Starts an instance at which one caller may send all requests.
+async fn start_for_many() -> (Database, Instance) {
+    let database = Database::fresh().await;
+    let rm = Instance::start_with(&database, settings().with("--max-waiting", 100_000)).await;
+    (database, rm)
+}
+
+/// Starts engines on full EMs that are all idle or all busy, and whose EMs report every second.
+async fn full_ems(rm: &Instance, engines: usize, is_idle: bool) -> Vec<(EmInstance, AbortOnDropHandle<()>)> {
+    let mut ems = Vec::new();
+    for number in 0..EMS {
+        ems.push(full_em(rm.client.clone(), number, engines / EMS, is_idle).await);
+    }
+    ems
+}
+
+async fn full_em(
+    client: RmClient,
+    number: usize,
+    engines: usize,
+    is_idle: bool,
+) -> (EmInstance, AbortOnDropHandle<()>) {
     let em = em(&format!("host{number}"));
     let size = i64::try_from(engines).unwrap();
     let epoch = client.register(registration(em.clone(), load(size, size, size))).await.unwrap().epoch;
@@ -43,7 +73,8 @@ async fn idle_em(client: RmClient, number: usize, engines: usize) -> (EmInstance
     let of = em.clone();
     let reporting = AbortOnDropHandle::new(tokio::spawn(async move {
         for sequence in 1.. {
-            let (em, idle, tickets, health) = (of.clone(), tickets.clone(), tickets.clone(), Health::Healthy);
+            let idle = if is_idle { tickets.clone() } else { Vec::new() };
+            let (em, tickets, health) = (of.clone(), tickets.clone(), Health::Healthy);
             let report = EmReport { em, epoch, sequence, health, load: None, tickets, observed: None, idle };
             drop(client.heartbeat(&report).await);
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -52,20 +83,12 @@ async fn idle_em(client: RmClient, number: usize, engines: usize) -> (EmInstance
     (em, reporting)
 }
 
-/// As many tickets are chosen as requests wait, each for another request on its own EM, up to the maximum.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_requests_choose_different_tickets() {
-    let sizes = env::var("LINKIS_RM_RECLAIM").unwrap_or_else(|_| "1200,300".to_owned());
-    let (engines, requests) = sizes.split_once(',').unwrap();
-    let [engines, requests]: [usize; 2] = [engines, requests].map(|size| size.parse().unwrap());
-    let (database, rm) = start().await;
-    let mut ems = Vec::new();
-    for number in 0..EMS {
-        ems.push(idle_em(rm.client.clone(), number, engines / EMS).await);
-    }
-    let idle = "SELECT count(*) FROM linkis_user_resource_meta_data WHERE idle_since IS NOT NULL";
-    let all = i64::try_from(engines / EMS * EMS).unwrap();
-    eventually("all are idle", Duration::from_secs(120), async || database.count(idle).await == all).await;
+/// Sends requests of as many users that wait at the EMs.
+async fn all_wait(
+    (database, rm): (&Database, &Instance),
+    ems: &[(EmInstance, AbortOnDropHandle<()>)],
+    requests: usize,
+) -> JoinSet<()> {
     let mut waiting = JoinSet::new();
     // A connection carries 1024 calls.
     let clients: Vec<RmClient> = (0..=requests / 1000).map(|_| client(&rm.address)).collect();
@@ -73,11 +96,52 @@ async fn many_requests_choose_different_tickets() {
         let (client, em) = (clients[number / 1000].clone(), ems[number % EMS].0.clone());
         let wait_timeout = Duration::from_secs(600);
         let request = request(&em, &format!("waiting{number}"), load(1, 1, 1));
-        waiting.spawn(async move { client.request_resource(&ResourceRequest { wait_timeout, ..request }).await });
+        waiting.spawn(async move { drop(client.request_resource(&ResourceRequest { wait_timeout, ..request }).await) });
     }
     let count = i64::try_from(requests).unwrap();
     let waits = "SELECT count(*) FROM linkis_resource_waiting";
     eventually("all wait", Duration::from_secs(120), async || database.count(waits).await == count).await;
+    waiting
+}
+
+/// A policy recalls no more busy engines for many entitled requests within a minute than it allows. At most the maximum is chosen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_entitled_requests_recall_at_most_rate() {
+    let [engines, requests] = sizes();
+    let (database, rm) = start_for_many().await;
+    let each_user = LabelPattern::new([("user".to_owned(), None)].into());
+    let [max, guarantee] = [1_000_000, 1].map(|instances| [(Dimension::Instances, instances)].into());
+    rm.client.set_limit(&Rule { pattern: each_user, mode: LimitMode::Enforced, max, guarantee }).await.unwrap();
+    let ems = full_ems(&rm, engines, false).await;
+    let waiting = all_wait((&database, &rm), &ems, requests).await;
+    let entitled = "SELECT count(*) FROM linkis_resource_waiting WHERE class = 0";
+    assert_eq!(database.count(entitled).await, i64::try_from(requests).unwrap());
+    let second = Duration::from_secs(1);
+    let policy = policy(&[("user", None)], ReclaimMode::Stop);
+    let policy = ReclaimPolicy { busy: true, min_life: second, grace: second, per_minute: 20, ..policy };
+    rm.client.set_reclaim_policy(&policy, "").await.unwrap();
+    let recalled = || ["", "_busy"].map(|kind| rm.metric(&format!("linkis_rm_reclaim_recalled{kind}_total")));
+    eventually("the rate is used", LONG, async || recalled()[0] >= 20.0).await;
+    let steps = || rm.metric("linkis_rm_reclaim_step_seconds_count");
+    let before = steps();
+    eventually("more steps", LONG, async || steps() >= before + 5.0).await;
+    assert_eq!(recalled(), [20.0, 20.0]);
+    assert!(database.count("SELECT count(*) FROM linkis_reclaim").await <= i64::try_from(CHOSEN_MAX).unwrap());
+    let [steps, seconds] = ["count", "sum"].map(|of| rm.metric(&format!("linkis_rm_reclaim_step_seconds_{of}")));
+    println!("{steps} steps of {:.0} ms on average", 1000.0 * seconds / steps);
+    drop(waiting);
+}
+
+/// As many tickets are chosen as requests wait, each for another request on its own EM, up to the maximum.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_requests_choose_different_tickets() {
+    let [engines, requests] = sizes();
+    let (database, rm) = start_for_many().await;
+    let ems = full_ems(&rm, engines, true).await;
+    let idle = "SELECT count(*) FROM linkis_user_resource_meta_data WHERE idle_since IS NOT NULL";
+    let all = i64::try_from(engines / EMS * EMS).unwrap();
+    eventually("all are idle", Duration::from_secs(120), async || database.count(idle).await == all).await;
+    let waiting = all_wait((&database, &rm), &ems, requests).await;
     let second = Duration::from_secs(1);
     let policy = ReclaimPolicy { idle_after: second, ..policy(&[("user", None)], ReclaimMode::Observe) };
     let done = || ["count", "sum"].map(|of| rm.metric(&format!("linkis_rm_reclaim_step_seconds_{of}")));

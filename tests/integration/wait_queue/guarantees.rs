@@ -140,3 +140,31 @@ async fn guarantee_is_listed_and_recorded() {
         "SELECT count(*) FROM linkis_resource_action_record WHERE after::jsonb #>> '{guarantee,cores}' = '3'";
     assert_eq!(database.count(recorded).await, 1);
 }
+
+/// Each new waiting request waits for an advisory lock, before its commit.
+const GATE: &str = "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$;
+    CREATE TRIGGER gate AFTER INSERT ON linkis_resource_waiting FOR EACH ROW EXECUTE FUNCTION wait_at_gate()";
+
+/// An instance that is killed within the commit of an entitled request promises nothing. The repeated call is entitled once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_decision_promises_nothing() {
+    let database = Database::fresh().await;
+    let [first, second] = [0, 1].map(|_| Process::start(&["--database-url", &database.url()]));
+    second.client.set_limit(&guaranteed("alice", 2)).await.unwrap();
+    let (em1, _grant) = full_em(&second.client, "host1", 10).await;
+    let _bob = enqueue(&second.client, patient(&em1, "bob", cpu(10))).await;
+    database.execute(GATE).await;
+    let mut gate = database.transaction("SELECT pg_advisory_xact_lock(7)").await;
+    let repeated = named("r1", patient(&em1, "alice", cpu(2)));
+    let _lost = request_in_task(&client(&first.address), repeated.clone());
+    let entering = "-- waiting::insert";
+    eventually("it waits at the gate", LONG, async || locked_out(&database, entering).await > 0).await;
+    first.kill();
+    eventually("its statement ends", LONG, async || locked_out(&database, entering).await == 0).await;
+    execute(&mut gate, "COMMIT").await;
+    assert_eq!(users(&second.client).await, ["bob"]);
+    let _repeated = enqueue(&second.client, repeated).await;
+    let _next = enqueue(&second.client, patient(&em1, "alice", cpu(1))).await;
+    assert_eq!((users(&second.client).await.len(), entitled(&second.client).await), (3, vec!["alice".to_owned()]));
+}

@@ -342,3 +342,49 @@ async fn positions_outlive_their_instances() {
     assert_eq!(granted, before);
     assert_wait_queues_empty(&rm.client).await;
 }
+
+/// Callers that repeat their requests stand in the same order after all three instances were replaced, one after the other.
+///
+/// - `LINKIS_RM_RESTART`: number of requests, e.g. `1000` [default: 60].
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn positions_outlive_rolling_restart() {
+    let count: i64 = std::env::var("LINKIS_RM_RESTART").map_or(60, |text| text.parse().unwrap());
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let start = || Process::start(&["--database-url", &database.url()]);
+    let mut processes: Vec<Process> = (0..3).map(|_| start()).collect();
+    let clients: Vec<RmClient> = processes.iter().map(|process| client(&process.address)).collect();
+    let clients = Arc::new(Mutex::new(clients));
+    let mut calls = JoinSet::new();
+    for number in 0..count {
+        let (clients, place) = (clients.clone(), usize::try_from(number % 3).unwrap());
+        let request = named(&format!("r{number}"), patient(&em1, &format!("user{number}"), cpu(10)));
+        calls.spawn(async move {
+            loop {
+                let client = clients.lock().unwrap()[place].clone();
+                let reply = client.request_resource(&request).await;
+                assert!(reply.is_err(), "{reply:?}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+    }
+    let present = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NULL";
+    let all_wait = async || database.count(present).await == count;
+    eventually("all wait", LONG, all_wait).await;
+    let order = async || {
+        let by_position = r#"SELECT "user" FROM linkis_resource_waiting ORDER BY position"#;
+        database.column::<String>(by_position).await
+    };
+    let before = order().await;
+    for (place, process) in processes.iter_mut().enumerate() {
+        let new = start();
+        clients.lock().unwrap()[place] = client(&new.address);
+        let old = std::mem::replace(process, new);
+        tokio::task::spawn_blocking(move || old.stop()).await.unwrap();
+        let old = "SELECT count(*) FROM linkis_resource_waiting w WHERE NOT EXISTS (
+            SELECT FROM linkis_rm_instance i WHERE i.instance_id = w.instance_id AND i.alive_until > now())";
+        eventually("the callers are back", LONG, async || all_wait().await && database.count(old).await == 0).await;
+        assert_eq!(order().await, before);
+    }
+    drop(calls);
+}

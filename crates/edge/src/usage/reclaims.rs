@@ -1,4 +1,4 @@
-//! Messages of the tickets of idle engines that are to end because requests wait. Caller: `UsageService`.
+//! Messages of the tickets that are to end because requests wait. Caller: `UsageService`.
 
 use rm_proto::{convert::answer, v1 as proto};
 use rm_service::usage::ListedReclaim;
@@ -19,5 +19,6 @@ pub(super) fn message(reclaim: ListedReclaim) -> proto::Reclaim {
         due_time: Some(answer::timestamp(reclaim.due_time)),
         recall_time: reclaim.recall_time.map(answer::timestamp),
         withdrawn_time: reclaim.withdrawn_time.map(answer::timestamp),
+        busy: reclaim.busy,
     }
 }

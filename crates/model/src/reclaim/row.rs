@@ -1,4 +1,4 @@
-//! Chosen tickets: idle engines that are to end because a request waits.
+//! Chosen tickets: engines that are to end because a request waits.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub enum ReclaimProgress {
     },
     /// It is recalled: its engine is to end.
     Recalled,
-    /// The engine is still idle two minutes after the recall. Its EM is not reminded of it.
+    /// The engine has not ended two minutes after the recall. Its EM is not reminded of it.
     Unanswered {
         /// Whether the ticket may be chosen again.
         is_over: bool,
@@ -28,7 +28,7 @@ pub enum ReclaimProgress {
         /// Whether the ticket may be chosen again.
         is_over: bool,
     },
-    /// Its engine has run a task since the choice.
+    /// Its engine has run a task since the choice, and was chosen because it was idle.
     Busy,
     /// It has ended.
     Ended {
@@ -59,6 +59,8 @@ pub struct Reclaim {
     pub for_em: EmInstance,
     /// Mode of the policy at the choice.
     pub mode: ReclaimMode,
+    /// Whether its engine ends also while it runs tasks.
+    pub busy: bool,
     /// End of the grace period.
     pub due_time: OffsetDateTime,
     /// State of the ticket.
@@ -78,6 +80,8 @@ pub struct NewReclaim {
     pub for_em: EmInstance,
     /// Mode of the policy.
     pub mode: ReclaimMode,
+    /// Whether its engine ends also while it runs tasks.
+    pub busy: bool,
     /// Grace period.
     pub grace: Duration,
 }
@@ -98,7 +102,7 @@ text_enum! {
 }
 
 impl Reclaim {
-    /// Returns whether the ticket is recalled, and its engine still idle.
+    /// Returns whether the ticket is recalled, and its engine has not continued.
     pub fn is_recalled(&self) -> bool {
         matches!(self.progress, ReclaimProgress::Recalled | ReclaimProgress::Unanswered { .. })
     }

@@ -227,8 +227,8 @@ impl Tables {
             Step::Unregister(em) => Operation::Unregister(UnregisterEm { em: instance(em), epoch: None }),
             Step::Request(em, user, is_old) => {
                 let ticket_id = Uuid::from_u128(if is_old { number } else { number + (1 << 64) });
-                let ask = spec(ticket_id, &format!("user{user}"), Resource::cpu(1).unwrap());
-                Operation::Request(PlacedRequest::new(instance(em), &Arc::new(ask), false))
+                let spec = spec(ticket_id, &format!("user{user}"), Resource::cpu(1).unwrap());
+                Operation::Request(PlacedRequest::new(instance(em), &Arc::new(spec), false))
             }
             Step::Adopt(em, user, is_old) => Operation::Adopt(AdoptTicket {
                 ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),

@@ -25,8 +25,8 @@ use rm_model::{
     policy::{EM_NEW_AFTER, EM_NEW_AFTER_MAX, EM_NEW_AFTER_MIN, Policy, REQUIRED_MAX},
     priority::{PRIORITY_RULES_MAX, Priorities, PriorityRule},
     reclaim::{
-        GRACE, IDLE_AFTER, PER_MINUTE, PER_MINUTE_MAX, RECLAIM_POLICIES_MAX, RECLAIM_TIME_MAX, RECLAIM_TIME_MIN,
-        ReclaimPolicies, ReclaimPolicy,
+        GRACE, IDLE_AFTER, MIN_LIFE, PER_MINUTE, PER_MINUTE_MAX, RECLAIM_POLICIES_MAX, RECLAIM_TIME_MAX,
+        RECLAIM_TIME_MIN, ReclaimPolicies, ReclaimPolicy,
     },
     resource::{Dimension, parse_size},
     scope::{EM, EM_APPLICATION, NAMESPACE, QUEUE, Scope, ScopeHoldings, Tally},
@@ -459,6 +459,8 @@ pub fn reclaim_policy(field: &str, message: Option<&proto::ReclaimPolicy>) -> Re
         idle_after: reclaim_time(&format!("{field}.idle_after"), message.idle_after, IDLE_AFTER)?,
         grace: reclaim_time(&format!("{field}.grace"), message.grace, GRACE)?,
         per_minute: per_minute(&format!("{field}.per_minute"), message.per_minute)?,
+        busy: message.busy,
+        min_life: reclaim_time(&format!("{field}.min_life"), message.min_life, MIN_LIFE)?,
     })
 }
 
@@ -499,6 +501,8 @@ pub fn reclaim_policy_message(policy: &ReclaimPolicy) -> proto::ReclaimPolicy {
         grace: prost_types::Duration::try_from(policy.grace).ok(),
         per_minute: i32::try_from(policy.per_minute).unwrap_or(i32::MAX),
         name: policy.pattern.to_string(),
+        busy: policy.busy,
+        min_life: prost_types::Duration::try_from(policy.min_life).ok(),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change.
 //! The sources are the history after the last line read, an index of unhealthy EMs, and the detection of silent EMs. A survey
-//! of all EMs runs once in the report interval of EMs, at most every 30 s, and whenever there are more changes than EMs. The full
+//! of all EMs runs once in the report interval of EMs, or every 30 s if that is shorter, and whenever there are more changes than EMs. The full
 //! survey covers missed changes and refreshes the load of EMs that report to other instances, before it is too old to count.
 //!
 //! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit. The

@@ -1,13 +1,15 @@
-//! Reclaim: chooses tickets of idle engines that are to end because requests wait, and recalls them.
+//! Reclaim: chooses tickets of engines that are to end because requests wait, and recalls them: idle engines, and busy ones for entitled
+//! requests.
 //!
 //! A step reads a page of the waiting requests, in the order of their positions, plans the tickets for all of them together
 //! ([`rm_engine::reclaim_plan`]), and writes the changes. When the grace period of all tickets of a request has ended, one
-//! transaction recalls them. It checks that their engines are still idle and that the request still waits.
+//! transaction recalls them. It checks that engines that were chosen as idle are still idle, and that the request still waits.
 //!
 //! Never: ends a ticket. Its EM does, and confirms it, or the ticket is lost; until then it counts.
 //! Caller: the task driver (`background`).
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
     time::Duration,
@@ -21,7 +23,7 @@ use uuid::Uuid;
 use crate::admission::read_check_state;
 use rm_engine::{
     observed_state::CheckState,
-    reclaim_choice::{ReclaimChoice, TriedRequest, short_keys},
+    reclaim_choice::{ChosenTicket, ReclaimChoice, TriedRequest, short_keys},
     reclaim_plan::{ReclaimPlan, ReclaimView, policy_of},
 };
 use rm_model::{
@@ -40,9 +42,9 @@ use rm_model::{
 };
 use rm_store::{
     StoreError, em_report, em_resource, label_resource, limit,
-    reclaim::{self, RECLAIMS_MAX},
+    reclaim::{self, EngineStop, RECLAIMS_MAX},
     session::{Session, clock, within_timeout},
-    user_resource::{self, IdlePlaces},
+    user_resource::{self, ReclaimPlaces},
     waiting::{self, PresentRequest},
 };
 use rm_telemetry::metrics::Metrics;
@@ -57,18 +59,18 @@ const DUE_REQUESTS: usize = 50;
 /// Period in which a policy allows its `per_minute` ends.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Tickets of idle engines that are to end, by EM, as each instance last read them. Clones share them.
+/// Tickets of engines that are to end, by EM, as each instance last read them. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct EngineStops(Arc<ArcSwap<HashMap<EmInstance, Vec<Uuid>>>>);
+pub struct EngineStops(Arc<ArcSwap<HashMap<EmInstance, Vec<EngineStop>>>>);
 
 impl EngineStops {
     /// Returns the tickets on an EM.
-    pub fn on(&self, em: &EmInstance) -> Vec<Uuid> {
+    pub fn on(&self, em: &EmInstance) -> Vec<EngineStop> {
         self.0.load().get(em).cloned().unwrap_or_default()
     }
 }
 
-/// Background task that reads the tickets of idle engines that are to end, for the replies to heartbeats.
+/// Background task that reads the tickets of engines that are to end, for the replies to heartbeats.
 #[derive(Debug)]
 pub struct RefreshEngineStops(EngineStops);
 
@@ -88,9 +90,9 @@ impl Task for RefreshEngineStops {
             Ok(connection) => within_timeout(reclaim::to_stop(connection)).await,
             Err(error) => Err(error),
         };
-        let mut stops = HashMap::<_, Vec<Uuid>>::new();
-        for (em, ticket_id) in read.iter().flatten().cloned() {
-            stops.entry(em).or_default().push(ticket_id);
+        let mut stops = HashMap::<_, Vec<EngineStop>>::new();
+        for (em, stop) in read.iter().flatten().cloned() {
+            stops.entry(em).or_default().push(stop);
         }
         // After a failure, no engine is stopped by an earlier state.
         self.0.0.store(Arc::new(stops));
@@ -98,7 +100,7 @@ impl Task for RefreshEngineStops {
     }
 }
 
-/// Background task that chooses idle engines to end. Only the owner of the lease runs.
+/// Background task that chooses engines to end. Only the owner of the lease runs.
 #[derive(Debug)]
 pub struct ReclaimIdle {
     holder: LeaseFlag,
@@ -239,18 +241,21 @@ impl ReclaimIdle {
         writer: Uuid,
         choice: &ReclaimChoice,
     ) -> Result<bool, StoreError> {
+        let tickets: Vec<Uuid> = choice.tickets.iter().map(|ticket: &ChosenTicket| ticket.id).collect();
         let transaction = within_timeout(session.begin()).await?;
         if !self.is_writer(&mut *transaction, writer).await? {
             return within_timeout(session.roll_back()).await.map(|()| false);
         }
-        let recalled = within_timeout(reclaim::recall(transaction, &choice.tickets, choice.request)).await?;
+        let recalled = within_timeout(reclaim::recall(transaction, &tickets, choice.request)).await?;
         if recalled != choice.tickets.len() {
             within_timeout(session.roll_back()).await?;
             return Ok(false);
         }
         within_timeout(session.commit()).await?;
         self.metrics.reclaim.recalled.inc_by(recalled as u64);
-        tracing::info!(request = %choice.request, tickets = ?choice.tickets, "tickets of idle engines were recalled, because a request waits");
+        let busy = choice.tickets.iter().filter(|ticket| ticket.busy).count();
+        self.metrics.reclaim.recalled_busy.inc_by(busy as u64);
+        tracing::info!(request = %choice.request, ?tickets, busy, "tickets were recalled, because a request waits");
         Ok(true)
     }
 
@@ -261,7 +266,7 @@ impl ReclaimIdle {
         Ok(is_writer)
     }
 
-    /// Reads the state of the requests of a page, and the idle tickets at the keys where they are short.
+    /// Reads the state of the requests of a page, and the tickets that may end at the keys where they are short.
     async fn read(
         &self,
         connection: &mut PgConnection,
@@ -270,20 +275,39 @@ impl ReclaimIdle {
     ) -> Result<ReclaimView, StoreError> {
         let of_rows: Vec<Uuid> = rows.iter().map(|row| row.ticket_id).collect();
         let mut tickets = user_resource::read(&mut *connection, &of_rows).await?;
+        let now = clock(&mut *connection).await?;
+        // Tickets that were requested later are too young for the end of a busy engine.
+        let busy_until = self.limits.queue_rules().reclaim.min_life().map(|min_life| now - min_life);
+        let anywhere = ReclaimPlaces { any_user: true, ..ReclaimPlaces::default() };
         let names_no_em = |present: &PresentRequest| present.selector.is_some();
         if page.iter().any(names_no_em) {
-            let anywhere = IdlePlaces { any_user: true, ..IdlePlaces::default() };
             let idle = user_resource::longest_idle(&mut *connection, &anywhere).await?;
             tickets.extend(user_resource::read(&mut *connection, &idle).await?);
         }
-        let (now, ems) = (clock(&mut *connection).await?, idle_ems(&self.limits, &tickets));
+        let idle_ems = idle_ems(&self.limits, &tickets);
+        let can_be_entitled = |present: &PresentRequest| {
+            let placed = placed(present.position, present.request.clone(), EmSelector::default());
+            busy_until.is_some() && has_guarantee(&placed, &self.limits)
+        };
+        let busy_ems =
+            match busy_until.filter(|_| page.iter().any(|present| names_no_em(present) && can_be_entitled(present))) {
+                Some(until) => {
+                    let used = user_resource::newest_used(&mut *connection, &anywhere, until).await?;
+                    let used = user_resource::read(&mut *connection, &used).await?;
+                    let ems = busy_ems(&self.limits, &used);
+                    tickets.extend(used);
+                    ems
+                }
+                None => Vec::new(),
+            };
         let counts =
             |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
         let chosen_at: HashMap<Uuid, EmInstance> =
             rows.iter().filter(counts).map(|row| (row.for_ticket_id, row.for_em.clone())).collect();
         let tried = page.into_iter().map(|present| {
             let chosen_at = chosen_at.get(&present.request.ticket_id);
-            tried(present, chosen_at, &ems, self.step)
+            let busy_ems = if can_be_entitled(&present) { &busy_ems[..] } else { &[] };
+            tried(present, chosen_at, [&idle_ems, busy_ems], self.step)
         });
         let mut requests: Vec<TriedRequest> = tried.collect();
         let any_em = requests.iter().flat_map(|request| &request.places).filter(|place| place.any_em);
@@ -297,6 +321,11 @@ impl ReclaimIdle {
         let mut state = read_check_state(&mut *connection, &places, &self.limits).await?;
         let idle = user_resource::longest_idle(&mut *connection, &short_places(&state, &places)).await?;
         tickets.extend(user_resource::read(&mut *connection, &idle).await?);
+        if let Some(until) = busy_until {
+            let guaranteed: Vec<_> = places.into_iter().filter(|place| has_guarantee(place, &self.limits)).collect();
+            let used = user_resource::newest_used(&mut *connection, &short_places(&state, &guaranteed), until).await?;
+            tickets.extend(user_resource::read(&mut *connection, &used).await?);
+        }
         let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
         let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
         unavailable.extend(self::unavailable(&mut *connection, &others, self.silent_after).await?);
@@ -325,6 +354,11 @@ async fn read_counters(
     Ok(())
 }
 
+/// Returns whether a request can be entitled.
+fn has_guarantee(request: &PlacedRequest, limits: &Limits) -> bool {
+    !request.guaranteed_scopes(limits).is_empty()
+}
+
 /// Returns the EMs with the longest idle tickets that a policy lets end.
 fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance> {
     let idle_since = |ticket: &Ticket| match ticket.state {
@@ -338,6 +372,15 @@ fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance>
     idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).cloned().collect()
 }
 
+/// Returns the EMs with the newest used tickets whose engines a policy lets end while they are busy.
+fn busy_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance> {
+    let allowed = tickets.values().filter(|ticket| policy_of(limits, ticket).is_some_and(|policy| policy.busy));
+    let mut newest: Vec<_> = allowed.map(|ticket| (Reverse(ticket.id), &ticket.em)).collect();
+    newest.sort_unstable();
+    let mut known = BTreeSet::new();
+    newest.into_iter().map(|(_, em)| em).filter(|em| known.insert(*em)).cloned().collect()
+}
+
 /// Returns those of `ems` that are silent or unhealthy.
 async fn unavailable(
     connection: &mut PgConnection,
@@ -349,9 +392,9 @@ async fn unavailable(
     Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
 }
 
-/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice, or else at one of `ems`,
-/// another one in each step.
-fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: &[EmInstance], step: u64) -> TriedRequest {
+/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice, or else at one of each of
+/// `ems`, another one in each step.
+fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: [&[EmInstance]; 2], step: u64) -> TriedRequest {
     let PresentRequest { position, request, selector } = present;
     let (ticket_id, wait_until, is_anywhere) = (request.ticket_id, request.wait_until, selector.is_some());
     let selector = selector.unwrap_or_default();
@@ -359,23 +402,25 @@ fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: &[EmInsta
         let is_kind = selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
         is_anywhere && is_kind && **em != request.em
     };
-    let other = match chosen_at {
-        Some(chosen_at) => Some(chosen_at).filter(may_use).cloned(),
-        None => {
-            let usable: Vec<&EmInstance> = ems.iter().filter(may_use).collect();
-            let number = (step ^ ticket_id.as_u64_pair().1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-            let count = u64::try_from(usable.len()).unwrap_or(u64::MAX).max(1);
-            usize::try_from(number % count).ok().and_then(|number| usable.get(number).copied().cloned())
-        }
+    let one_of = |ems: &[EmInstance]| {
+        let usable: Vec<&EmInstance> = ems.iter().filter(may_use).collect();
+        let number = (step ^ ticket_id.as_u64_pair().1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let count = u64::try_from(usable.len()).unwrap_or(u64::MAX).max(1);
+        usize::try_from(number % count).ok().and_then(|number| usable.get(number).copied().cloned())
+    };
+    let others: BTreeSet<EmInstance> = match chosen_at {
+        Some(chosen_at) => Some(chosen_at).filter(may_use).cloned().into_iter().collect(),
+        None => ems.into_iter().filter_map(one_of).collect(),
     };
     let home = placed(position, request, selector);
-    let other = other.map(|em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() });
-    TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(other).collect() }
+    let at = |em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() };
+    let others: Vec<PlacedRequest> = others.into_iter().map(at).collect();
+    TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(others).collect() }
 }
 
 /// Returns the places where requests are short.
-fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> IdlePlaces {
-    let mut places = IdlePlaces::default();
+fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> ReclaimPlaces {
+    let mut places = ReclaimPlaces::default();
     for wait_key in requests.iter().flat_map(|request| short_keys(state, request)) {
         match wait_key {
             WaitKey::Em(em) => drop(places.ems.insert(em)),

@@ -15,7 +15,7 @@ use rm_store::{
     waiting::{self, StoredPlace},
 };
 
-/// Rows that only this batch can have written or deleted.
+/// Rows by which the commit of a batch is recognized.
 #[derive(Debug)]
 pub(super) enum Evidence {
     /// History line, by number and time. Each batch that grants, ends or changes a ticket, or changes an EM, writes one, and no

@@ -1,9 +1,9 @@
 //! Tickets of idle engines, by the reports of their EMs: since when an engine runs no task.
 //!
 //! Statements here skip rows that another transaction has locked, so they never wait. A later report writes what was skipped.
-//! Callers: the comparison of reports, and the task `reclaim`.
+//! Caller: the comparison of reports.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use crate::{
     StoreError,
     rows::{column, em_columns},
 };
-use rm_model::{em::EmInstance, name::Name, report::EmReport};
+use rm_model::report::EmReport;
 
 /// A ticket whose engine becomes idle, or runs a task again.
 #[derive(Debug)]
@@ -96,54 +96,4 @@ pub async fn update_idle(
     .fetch_all(connection)
     .await?;
     Ok(written.into_iter().collect())
-}
-
-/// Places where requests are short.
-#[derive(Debug, Default)]
-pub struct IdlePlaces {
-    /// EMs.
-    pub ems: BTreeSet<EmInstance>,
-    /// Users, for scopes that name one.
-    pub users: BTreeSet<Name>,
-    /// Whether a scope without a user is among them.
-    pub any_user: bool,
-}
-
-/// Maximum number of tickets that are returned for each EM and user, for scopes without a user, and in total.
-const IDLE_OF_ONE_MAX: i64 = 256;
-const IDLE_OF_ALL_MAX: i64 = 1000;
-const IDLE_MAX: i64 = 4096;
-
-/// Returns the tickets of the engines that have been idle for the longest time, in each of `places`.
-pub async fn longest_idle(connection: &mut PgConnection, places: &IdlePlaces) -> Result<Vec<Uuid>, StoreError> {
-    let (application_names, instances) = em_columns(&places.ems);
-    let ids = sqlx::query_scalar(
-        r#"-- user_resource::longest_idle
-        SELECT ticket_id FROM (
-            SELECT t.ticket_id, t.idle_since FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
-            CROSS JOIN LATERAL (
-                SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
-                WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.idle_since IS NOT NULL
-                ORDER BY t.em_application_name, t.em_instance, t.idle_since LIMIT $5) t
-            UNION
-            SELECT t.ticket_id, t.idle_since FROM unnest($3::text[]) AS k (name)
-            CROSS JOIN LATERAL (
-                SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
-                WHERE t."user" = k.name AND t.idle_since IS NOT NULL ORDER BY t."user", t.idle_since LIMIT $5) t
-            UNION
-            SELECT t.ticket_id, t.idle_since FROM (
-                SELECT ticket_id, idle_since FROM linkis_user_resource_meta_data
-                WHERE $4 AND idle_since IS NOT NULL ORDER BY idle_since LIMIT $6) t
-        ) d ORDER BY idle_since LIMIT $7"#,
-    )
-    .bind(application_names)
-    .bind(instances)
-    .bind(column(&places.users.iter().collect::<Vec<_>>(), |name| name.as_str()))
-    .bind(places.any_user)
-    .bind(IDLE_OF_ONE_MAX)
-    .bind(IDLE_OF_ALL_MAX)
-    .bind(IDLE_MAX)
-    .fetch_all(connection)
-    .await?;
-    Ok(ids)
 }

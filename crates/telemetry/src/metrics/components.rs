@@ -289,20 +289,22 @@ metrics! {
 }
 
 metrics! {
-    /// Metrics of the tickets of idle engines that are to end because requests wait.
+    /// Metrics of the tickets that are to end because requests wait.
     pub struct ReclaimMetrics {
         tickets: Family<Label, Gauge> = "reclaim_tickets",
-            "Chosen tickets of idle engines, on the instance with the lease: unanswered ones stay idle in spite of their recall",
+            "Chosen tickets, on the instance with the lease: unanswered ones stay in spite of their recall",
             family("state", ReclaimState::ALL.map(ReclaimState::as_str));
         chosen: Counter = "reclaim_chosen_total",
-            "Tickets of idle engines that were chosen because a request waits";
+            "Tickets that were chosen to end because a request waits";
         pub recalled: Counter = "reclaim_recalled_total",
-            "Tickets of idle engines that were recalled because a request waits";
+            "Tickets that were recalled because a request waits";
+        pub recalled_busy: Counter = "reclaim_recalled_busy_total",
+            "Recalled tickets whose engines end also while they run tasks";
         results: Family<Label, Counter> = "reclaim_results_total",
             "Chosen tickets by their result: taken_back ended after their recall",
             family("result", ReclaimResult::ALL.map(ReclaimResult::as_str));
         pub step: Histogram = "reclaim_step_seconds",
-            "Duration of a step that chooses tickets of idle engines",
+            "Duration of a step that chooses tickets",
             batch_seconds();
     }
 }
@@ -315,7 +317,7 @@ text_enum! {
         Chosen = "chosen",
         /// It is recalled.
         Recalled = "recalled",
-        /// Its engine is still idle some time later.
+        /// Its engine has not ended some time later.
         Unanswered = "unanswered",
         /// An operator has withdrawn the choice.
         Withdrawn = "withdrawn",

@@ -104,7 +104,7 @@ pub struct MetricFamilies {
     pub follow: components::FollowMetrics,
     /// Sums by user.
     pub user_sums: components::UserSumMetrics,
-    /// Tickets of idle engines that are to end because requests wait.
+    /// Tickets that are to end because requests wait.
     pub reclaim: components::ReclaimMetrics,
 }
 

@@ -73,9 +73,9 @@ impl Spec {
         let amounts = (0..KEYS).flat_map(|key| counted(key, &self.amounts));
         let amounts = amounts.map(|(dimension, amount)| (dimension.name().to_owned(), amount));
         let resource = Resource::special(amounts.collect()).unwrap();
-        let ask = spec(ticket_id(request), &format!("user{}", self.user), resource);
-        let ask = RequestSpec { creator: name("schedulis"), priority: self.priority, ..ask };
-        PlacedRequest::new(em("em0"), &Arc::new(ask), self.any_em)
+        let spec = spec(ticket_id(request), &format!("user{}", self.user), resource);
+        let spec = RequestSpec { creator: name("schedulis"), priority: self.priority, ..spec };
+        PlacedRequest::new(em("em0"), &Arc::new(spec), self.any_em)
     }
 }
 

@@ -101,11 +101,11 @@ const ending = (row) => {
   return row.recall_time ? ["recalled ", ago(row.recall_time), " ago"] : ["in ", left(row.due_time)];
 };
 
-// Idle engines that are to end because requests wait.
+// Engines that are to end because requests wait.
 export const reclaimColumns = [
   { name: "ticket", of: (row) => ticket(row.ticket_id) },
   { name: "user", class: "text", of: (row) => user(row.user) },
-  { name: "idle", class: "n", of: (row) => ago(row.idle_since) },
+  { name: "idle", class: "n", of: (row) => (row.idle_since ? ago(row.idle_since) : row.busy ? "busy" : "–") },
   { name: "for", class: "text", of: (row) => (row.for_user ? user(row.for_user) : "–") },
   { name: "ends", class: "n", of: ending },
 ];

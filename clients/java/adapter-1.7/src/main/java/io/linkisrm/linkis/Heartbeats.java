@@ -133,20 +133,22 @@ final class Heartbeats implements Background.Task {
             }
         }
         unknown.put(ecm.instance, now);
-        stopIdle(ecm, new HashSet<>(answer.getStopIdleTicketsList()));
+        stop(ecm, new HashSet<>(answer.getStopIdleTicketsList()), new HashSet<>(answer.getStopTicketsList()));
     }
 
     /**
-     * Stops the engines of recalled tickets that are still unlocked in Linkis. As when an operator stops the unlocked engines of an ECM,
-     * Linkis's manager may hand such an engine out at this moment; its task is then repeated on another one.
+     * Stops the engines of recalled tickets: those of {@code ifIdle} that are still unlocked in Linkis, and those of {@code anyway}. As when
+     * an operator stops the unlocked engines of an ECM, Linkis's manager may hand such an engine out at this moment; its task is then
+     * repeated on another one. The task of a busy engine fails.
      */
-    private void stopIdle(Tables.Ecm ecm, Set<String> recalled) throws Exception {
-        if (recalled.isEmpty()) {
+    private void stop(Tables.Ecm ecm, Set<String> ifIdle, Set<String> anyway) throws Exception {
+        if (ifIdle.isEmpty() && anyway.isEmpty()) {
             return;
         }
         for (Tables.EngineNode engine : tables.enginesOn(ecm.instance)) {
-            if (engine.idle && recalled.contains(engine.ticket)) {
-                LOG.info("linkis-rm: the idle engine of {} is stopped, because a request waits", engine.ticket);
+            if (anyway.contains(engine.ticket) || engine.idle && ifIdle.contains(engine.ticket)) {
+                LOG.info("linkis-rm: the {} engine of {} is stopped, because a request waits", engine.idle ? "idle" : "busy",
+                        engine.ticket);
                 engines.stop(engine.ticket);
             }
         }
