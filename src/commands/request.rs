@@ -134,10 +134,12 @@ fn refusal_text(refusal: &NotEnoughResource) -> String {
         let (wanted, free, max) = (shown(short.requested), shown(short.available), shown(short.max));
         let ahead =
             if short.waiting_ahead > 0 { format!(", {} wait before it", short.waiting_ahead) } else { String::new() };
+        let idle = short.idle_amount.filter(|amount| *amount > 0);
+        let idle = idle.map(|amount| format!(", idle engines hold {}", shown(amount))).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "short: {}  {} wants {wanted}, free {free} of {max}{ahead}",
+            "short: {}  {} wants {wanted}, free {free} of {max}{ahead}{idle}",
             text::scope(&short.scope),
             short.dimension
         );

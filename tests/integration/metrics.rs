@@ -288,7 +288,7 @@ async fn metric_families_are_exported_when_idle_and_documented() {
     let seen = series(instance.http).await;
     let got = |series: &str| assert!(seen.contains(series), "{series} is not among {seen:#?}");
     FAMILIES.into_iter().for_each(got);
-    for cache in ["ems", "scopes", "wait_keys", "placement"] {
+    for cache in ["ems", "scopes", "wait_keys", "placement", "idle_amounts"] {
         got(&format!("linkis_rm_cache_entries{{cache=\"{cache}\"}}"));
     }
     for state in ["used", "idle"] {

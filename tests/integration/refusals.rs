@@ -4,13 +4,21 @@ use std::{collections::BTreeMap, time::Duration};
 
 use rm_client::ResourceRequest;
 use rm_model::{
+    adoption::AdoptTicket,
+    em::Em,
     limit::{LabelPattern, Rule},
+    refusal::Refusal,
+    report::EmReport,
     resource::Dimension,
 };
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tonic::{Code, transport::Channel};
+use uuid::Uuid;
 
-use crate::harness::*;
+use crate::{
+    command_line::{program, text},
+    harness::*,
+};
 
 type RefusalSums = BTreeMap<(String, String, String), i64>;
 
@@ -270,4 +278,85 @@ async fn invalid_refusal_and_usage_calls_return_field() {
     rm.client.set_limit(&rule).await.unwrap();
     assert!(usage.list_refusals(none).await.unwrap().into_inner().refusals.is_empty());
     rm.stop().await;
+}
+
+/// Adopts engines on an EM, each with 2 GB and a core, by user and creator, and reports the first `idle` ones as idle.
+async fn run_engines(rm: &Instance, em: &Em, engines: &[(&str, &str)], idle: usize) {
+    let mut tickets = Vec::new();
+    for (number, (user, creator)) in engines.iter().enumerate() {
+        let ticket_id = Uuid::now_v7();
+        let adopt = AdoptTicket {
+            ticket_id,
+            creator: name(creator),
+            em: em.instance.clone(),
+            engine: engine(&format!("engine{number}-{}", em.epoch)),
+            ..adoption("any", user, load(2, 1, 1))
+        };
+        rm.client.adopt_ticket(&adopt).await.unwrap();
+        tickets.push(ticket_id);
+    }
+    let idle = tickets[..idle].to_vec();
+    rm.client.heartbeat(&EmReport { tickets, idle, ..report(em, 1) }).await.unwrap();
+}
+
+/// Returns what idle engines hold, by scope and dimension.
+fn idle_amounts(refusal: &Refusal) -> BTreeMap<(&str, String), Option<i64>> {
+    let shortfalls = refusal.shortfalls.iter();
+    shortfalls.map(|short| ((short.scope.as_str(), short.dimension.to_string()), short.idle_amount)).collect()
+}
+
+/// Only the engines that count at the scope are summed. Scopes without a user are left out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusal_states_what_idle_engines_hold() {
+    let (_database, rm) = start().await;
+    let host1 = rm.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    let host2 = rm.client.register(registration(em("host2"), load(6, 16, 3))).await.unwrap();
+    let ide_of_ann = limit(&[("creator", Some("IDE")), ("user", Some("ann"))], &[(Dimension::Instances, 2)]);
+    for rule in [each_user(3), ide_of_ann] {
+        rm.client.set_limit(&rule).await.unwrap();
+    }
+    let on = |on_em: &str, user: &str| request(&em(on_em), user, load(2, 1, 1));
+    let states = async |request: &ResourceRequest, expected: &[(&str, &str, Option<i64>)]| {
+        let expected =
+            expected.iter().map(|(scope, dimension, idle)| ((*scope, (*dimension).to_owned()), *idle)).collect();
+        // The amounts may be two seconds old.
+        let is_stated = async || idle_amounts(&rm.client.request_resource(request).await.refused()) == expected;
+        eventually("the refusal states the amounts", LONG, is_stated).await;
+    };
+    let busy = [("carl", "IDE"), ("carl", "IDE"), ("carl", "IDE")];
+    run_engines(&rm, &host1, &busy, 0).await;
+    states(&on("host1", "carl"), &[("user=carl", "instances", None)]).await;
+    assert_eq!(rm.metric("linkis_rm_refusal_idle_unset_total"), 0.0, "no engine of the cell is idle");
+
+    run_engines(&rm, &host2, &[("bob", "IDE"), ("ann", "batch"), ("ann", "IDE")], 2).await;
+    let host3 = rm.client.register(registration(em("host3"), load(64, 16, 20))).await.unwrap();
+    run_engines(&rm, &host3, &[("ann", "IDE")], 1).await;
+    let both = [("creator=IDE,user=ann", "instances", Some(1)), ("user=ann", "instances", Some(2))];
+    states(&on("host1", "ann"), &both).await;
+    states(&on("host1", "carl"), &[("user=carl", "instances", Some(0))]).await;
+    let on_host2 = format!("em={}", em("host2"));
+    let full = [(on_host2.as_str(), "memory", Some(4 * GB)), (&on_host2, "instances", Some(2))];
+    states(&on("host2", "dave"), &full).await;
+    // Also at the end of a wait, and in a dry run; not if the request would not fit without them either.
+    states(&ResourceRequest { wait_timeout: Duration::from_millis(100), ..on("host1", "ann") }, &both).await;
+    let never = ResourceRequest { resource: load(7, 1, 1), ..on("host2", "dave") };
+    states(&never, &[(&on_host2, "memory", None), (&on_host2, "instances", None)]).await;
+    let words = [
+        "request",
+        "memory=2g,cores=1,instances=1",
+        "--user",
+        "ann",
+        "--creator",
+        "IDE",
+        "--em",
+        "host1:9102",
+        "--dry-run",
+    ];
+    let shown = "short: user=ann  instances wants 1, free 0 of 3, idle engines hold 2\n";
+    let is_shown = async || text(&program(&rm.address, &words).output().unwrap().stdout).contains(shown);
+    eventually("the command shows the amount", LONG, is_shown).await;
+    let of_all = limit(&[("creator", Some("IDE"))], &[(Dimension::Instances, 6)]);
+    rm.client.set_limit(&of_all).await.unwrap();
+    states(&on("host1", "eve"), &[("creator=IDE", "instances", None)]).await;
+    assert!(rm.metric("linkis_rm_refusal_idle_reads_total") > 0.0);
 }

@@ -295,6 +295,8 @@ mod tests {
             ahead: i64::MAX,
             max: i64::MAX,
             rule: long.clone(),
+            idle_key: None,
+            idle_amount: None,
         };
         let shortfalls = vec![shortfall; 300];
         let refusal = Refusal { shortfalls, code: 1, reason: long.clone(), never_fits: false };

@@ -269,9 +269,18 @@ impl Limits {
 
     /// Returns the counter of a scope; `None` unless its label set is completely counted.
     pub fn deciding_at(&self, scope: &Scope) -> Option<LimitedScope> {
-        let is_of = |set: &LabelSet| set.is_counted && set.counting.keys.iter().eq(scope.labels().keys());
-        let (set, rules) = self.sets.iter().find(|(set, _)| is_of(set))?;
+        let (set, rules) = self.counted_set(scope)?;
         Some(decide(rules, ScopeCounter { label_set_id: set.id, scope: scope.clone() }))
+    }
+
+    /// Returns whether the counter of a scope includes a ticket with these labels.
+    pub fn counts_in(&self, scope: &Scope, labels: &TicketLabels<'_>) -> bool {
+        self.counted_set(scope).is_some_and(|(set, _)| set.counting.scope(labels).as_ref() == Some(scope))
+    }
+
+    /// Returns the label set of a scope; `None` unless it is completely counted.
+    fn counted_set(&self, scope: &Scope) -> Option<&(LabelSet, Arc<RuleSet>)> {
+        self.sets.iter().find(|(set, _)| set.is_counted && set.counting.keys.iter().eq(scope.labels().keys()))
     }
 
     /// Returns a counter with the rules that decide there.

@@ -51,18 +51,33 @@ pub struct Shortfall {
     pub max: i64,
     /// Deciding limit or the request's own cap, for display; empty for an EM.
     pub rule: String,
+    /// EM, or scope of one user, whose idle engines can be counted by an index; `None` for any other scope and in a message.
+    pub idle_key: Option<WaitKey>,
+    /// Part of the use that idle engines hold; `None` if it was not counted.
+    pub idle_amount: Option<i64>,
 }
 
 impl From<&DimensionAssessment<'_>> for Shortfall {
     fn from(short: &DimensionAssessment<'_>) -> Self {
         let DimensionAssessment { place, dimension, requested, available, ahead, max, .. } = short;
-        let kind = match place {
-            AssessedPlace::Em(_) => ScopeKind::Em,
-            AssessedPlace::Scope(scope, _) => ScopeKind::of(scope),
+        let (kind, idle_key) = match *place {
+            AssessedPlace::Em(em) => (ScopeKind::Em, Some(WaitKey::Em(em.clone()))),
+            AssessedPlace::Scope(scope, _) => {
+                (ScopeKind::of(scope), scope.names_user().then(|| WaitKey::Scope(scope.clone())))
+            }
         };
-        let (requested, available, ahead, max) = (*requested, *available, *ahead, *max);
-        let (scope, rule) = (place.name(), place.rule());
-        Self { scope, kind, dimension: dimension.clone(), requested, available, ahead, max, rule }
+        Self {
+            scope: place.name(),
+            kind,
+            dimension: dimension.clone(),
+            requested: *requested,
+            available: *available,
+            ahead: *ahead,
+            max: *max,
+            rule: place.rule(),
+            idle_key,
+            idle_amount: None,
+        }
     }
 }
 
@@ -155,6 +170,8 @@ impl Refusal {
             ahead: 0,
             max: 0,
             rule,
+            idle_key: None,
+            idle_amount: None,
         };
         Self { shortfalls: vec![shortfall], code, reason, never_fits: false }
     }
@@ -229,7 +246,8 @@ mod tests {
 
     fn short(dimension: Dimension, requested: i64, available: i64, max: i64) -> Shortfall {
         let (scope, rule) = (String::new(), String::new());
-        Shortfall { scope, kind: ScopeKind::Em, dimension, requested, available, ahead: 0, max, rule }
+        let (kind, ahead, idle_key, idle_amount) = (ScopeKind::Em, 0, None, None);
+        Shortfall { scope, kind, dimension, requested, available, ahead, max, rule, idle_key, idle_amount }
     }
 
     /// The example of Linkis's own test of its message.

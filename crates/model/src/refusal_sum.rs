@@ -131,6 +131,8 @@ mod tests {
             ahead: 0,
             max: 1,
             rule: String::new(),
+            idle_key: None,
+            idle_amount: None,
         }
     }
 

@@ -41,6 +41,7 @@ use crate::{
     follow::FollowService,
     heartbeat::{HeartbeatService, LivenessTimeouts},
     holds::HoldService,
+    idle_amounts::IdleAmounts,
     limits::LimitService,
     overview::OverviewService,
     reclaims::ReclaimService,
@@ -167,6 +168,7 @@ impl CellServices {
             line.clone(),
             limits.clone(),
             refusals,
+            IdleAmounts::start(store, seen.clone(), metrics.clone(), tasks, stopping.clone()),
             metrics.clone(),
         );
         let (overviews, fullest) = overviews(instance, store, &driver);

@@ -5,7 +5,7 @@
 //! Never: handles the wire format, which is that of `rm-edge`; decides outside `rm-model`.
 //! Callers: `rm-edge`, and the server of the root package.
 //!
-//! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `read_state` (shared reads).
+//! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `read_state` (shared reads), [`idle_amounts`] (of refusals).
 //! - Limits and locks: [`limits`], [`holds`], [`reclaims`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
 //! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`]. Failures: [`error`].
 //! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`].
@@ -33,6 +33,7 @@ pub mod follow;
 pub mod heartbeat;
 pub mod history;
 pub mod holds;
+pub mod idle_amounts;
 pub mod jwt;
 pub mod limits;
 mod lock;

@@ -185,8 +185,8 @@ mod tests {
 
     fn refusal(dimension: Dimension, requested: i64) -> Refusal {
         let (scope, rule) = ("user=x".to_owned(), "each user".to_owned());
-        let (kind, available, ahead, max) = (ScopeKind::User, 1, 0, 1);
-        let first = Shortfall { scope, kind, dimension, requested, available, ahead, max, rule };
+        let (kind, available, ahead, max, idle_key, idle_amount) = (ScopeKind::User, 1, 0, 1, None, None);
+        let first = Shortfall { scope, kind, dimension, requested, available, ahead, max, rule, idle_key, idle_amount };
         Refusal { shortfalls: vec![first], code: 0, reason: String::new(), never_fits: false }
     }
 

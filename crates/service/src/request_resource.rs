@@ -36,6 +36,7 @@ use rm_telemetry::{
 use super::{
     admission::Admission,
     committer::{Committer, LockWait},
+    idle_amounts::IdleAmounts,
     limits::LimitService,
     refusals::RefusalRecorder,
     waiting::{CallerConnection, LocalWaitQueue, WaitHandle},
@@ -52,6 +53,7 @@ pub struct RequestResourceService {
     line: LocalWaitQueue,
     limits: LimitService,
     refusals: RefusalRecorder,
+    idle_amounts: IdleAmounts,
     metrics: Metrics,
 }
 
@@ -65,16 +67,18 @@ pub struct RequestDeadlines {
 }
 
 impl RequestResourceService {
-    /// Creates the service from the admission, committer and wait queue of this instance. `refusals` records each refusal.
+    /// Creates the service from the admission, committer and wait queue of this instance. `refusals` records each refusal, and
+    /// `idle_amounts` completes its reply.
     pub fn new(
         admission: Admission,
         committer: Committer,
         line: LocalWaitQueue,
         limits: LimitService,
         refusals: RefusalRecorder,
+        idle_amounts: IdleAmounts,
         metrics: Metrics,
     ) -> Self {
-        Self { admission, committer, line, limits, refusals, metrics }
+        Self { admission, committer, line, limits, refusals, idle_amounts, metrics }
     }
 
     /// Creates the counters that the caps of a request need, if no label set counts their labels yet.
@@ -111,7 +115,7 @@ impl RequestResourceService {
         (connection, active): (CallerConnection, ActivePermit),
     ) -> Result<(Outcome, usize), Error> {
         let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a spec"))?;
-        let under_way = RequestTimer::begin(&self.metrics.requests);
+        let (under_way, begun) = (RequestTimer::begin(&self.metrics.requests), Instant::now());
         let (any_em, may_wait) = (em.is_none(), asked.may_wait);
         let mut call = RequestCall { service: self, deadlines, connection, active, queued: None };
         let answered = call.run(em, asks).await;
@@ -129,7 +133,15 @@ impl RequestResourceService {
             Ok(_) => RequestEnd::Granted,
             Err(_) => RequestEnd::Failed,
         });
-        Ok((answer?, number))
+        let mut outcome = answer?;
+        if let Outcome::Refused(refusal) = &mut outcome {
+            // The request leaves its queues before.
+            call.queued = None;
+            // A tenth of the caller's timeout, up to 500 ms, is left for the reply. The count takes at most half of it.
+            let deadline = deadlines.locks.max(Instant::now() + begun.elapsed() / 20);
+            self.idle_amounts.count(refusal, deadline).await;
+        }
+        Ok((outcome, number))
     }
 
     /// Decides the request without granting it. Returns the EM, the verdict, the head-room and the index of the spec.
@@ -145,7 +157,7 @@ impl RequestResourceService {
         asks: Vec<Arc<RequestSpec>>,
         deadline: Instant,
     ) -> Result<(EmInstance, Verdict, DryRunResult, usize), Error> {
-        let mut first = None;
+        let mut first: Option<(_, Verdict, _, _)> = None;
         for (number, ask) in asks.into_iter().enumerate() {
             let (em, verdict, room) = self.dry_run_of(em.clone(), ask, deadline).await?;
             if matches!(verdict, Verdict::Fits) {
@@ -153,7 +165,11 @@ impl RequestResourceService {
             }
             first.get_or_insert((em, verdict, room, number));
         }
-        first.ok_or_else(|| Error::defect("a request without a spec"))
+        let mut first = first.ok_or_else(|| Error::defect("a request without a spec"))?;
+        if let Verdict::Refused(blocked) | Verdict::Reranked(blocked) = &mut first.1 {
+            self.idle_amounts.count(&mut blocked.refusal, deadline).await;
+        }
+        Ok(first)
     }
 
     async fn dry_run_of(

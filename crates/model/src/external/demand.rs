@@ -150,6 +150,8 @@ impl QueueDemand<'_> {
             ahead: 0,
             max: 0,
             rule: self.rule(now),
+            idle_key: None,
+            idle_amount: None,
         });
         // Linkis uses this code for missing YARN information.
         let refusal = Refusal { shortfalls: shortfalls.collect(), code: 11_006, reason, never_fits };
@@ -172,6 +174,8 @@ impl QueueDemand<'_> {
                 ahead: get(short.ahead),
                 max: get(short.max),
                 rule: self.rule(now),
+                idle_key: None,
+                idle_amount: None,
             })
         };
         let dimensions = self.cluster.dimensions();

@@ -52,6 +52,16 @@ fn em_kind_without_check_does_not_count_label_set() {
     assert_eq!(counting.exempt, BTreeSet::from([kind]));
     let limits = Limits::new(Uuid::nil(), vec![LabelSet { id: 1, counting, is_counted: true }], rules);
     assert_eq!(decided(&limits, "hadoop", "IDE"), []);
+    let scope = Scope::new([("user".to_owned(), "hadoop".to_owned())].into());
+    let (labels, nothing) = (Labels::default(), Resource::zero(ResourceType::Cpu));
+    for (kind, is_counted) in [("ecm", false), ("other", true)] {
+        let em = EmInstance::parse("em", kind, "host").unwrap();
+        assert_eq!(
+            limits.counts_in(&scope, &TicketLabels::new("hadoop", "IDE", "", &labels, &em, &nothing)),
+            is_counted
+        );
+        assert!(!limits.counts_in(&scope, &TicketLabels::new("alice", "IDE", "", &labels, &em, &nothing)));
+    }
 }
 
 #[test]

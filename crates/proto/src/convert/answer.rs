@@ -291,6 +291,7 @@ pub fn shortfall(short: &Shortfall) -> proto::Shortfall {
         max: short.max,
         rule: short.rule.clone(),
         scope_kind: short.kind.as_str().to_owned(),
+        idle_amount: short.idle_amount,
     }
 }
 
@@ -437,6 +438,8 @@ fn read_shortfall(short: proto::Shortfall) -> Shortfall {
         ahead: short.waiting_ahead,
         max: short.max,
         rule: short.rule,
+        idle_key: None,
+        idle_amount: short.idle_amount,
     }
 }
 

@@ -16,6 +16,7 @@ use rm_model::{
     cap::Cap,
     em::{Em, EmInstance},
     ledger::PostCommitState,
+    limit::Limits,
     operation::PlacedRequest,
     placement::{ClusterView, Policies},
     report::EmReport,
@@ -102,9 +103,14 @@ impl StateCache {
         lock(&self.changes).note_contended(em, is_contended);
     }
 
+    /// Returns the last known limits.
+    pub fn limits(&self) -> Arc<Limits> {
+        lock(&self.observed).state().limits.clone()
+    }
+
     /// Whether no label set counts the labels of one of `caps`, by the last known limits.
     pub(super) fn lacks_counters(&self, caps: &[Arc<Cap>]) -> bool {
-        let limits = lock(&self.observed).state().limits.clone();
+        let limits = self.limits();
         caps.iter().any(|cap| !limits.is_counted(&cap.keys))
     }
 
@@ -116,7 +122,7 @@ impl StateCache {
 
     /// Runs a placement on the cluster view, with the last known policies.
     pub(super) fn choose<T>(&self, choose: impl FnOnce(&mut ClusterView, &Policies) -> T) -> T {
-        let limits = lock(&self.observed).state().limits.clone();
+        let limits = self.limits();
         // The view is locked before the changes are taken, so that no other placement reads it without them.
         let mut view = lock(&self.view);
         let changes = lock(&self.changes).take();

@@ -159,7 +159,7 @@ metrics! {
     pub struct CacheMetrics {
         entries: Family<Label, Gauge> = "cache_entries",
             "Cached entries of database rows: the memory of the process grows with them",
-            family("cache", ["ems", "scopes", "wait_keys", "placement"]);
+            family("cache", ["ems", "scopes", "wait_keys", "placement", "idle_amounts"]);
     }
 }
 
@@ -176,8 +176,23 @@ impl CacheMetrics {
         self.set("placement", ems);
     }
 
+    /// Sets the number of wait keys whose amounts of idle engines are cached.
+    pub fn idle_amounts(&self, wait_keys: usize) {
+        self.set("idle_amounts", wait_keys);
+    }
+
     fn set(&self, cache: &'static str, entries: usize) {
         self.entries.get_or_create(&[("cache", cache)]).set(i64::try_from(entries).unwrap_or(i64::MAX));
+    }
+}
+
+metrics! {
+    /// Metrics of the amounts that idle engines hold, in refusals.
+    pub struct IdleAmountMetrics {
+        pub reads: Counter = "refusal_idle_reads_total",
+            "Reads of idle engines for refused requests, several refusals at once: at most 100 a second";
+        pub unset: Counter = "refusal_idle_unset_total",
+            "Refusals without the amounts that idle engines hold: refusals for too many users and EMs, or a slow database";
     }
 }
 

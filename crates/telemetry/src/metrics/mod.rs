@@ -92,6 +92,8 @@ pub struct MetricFamilies {
     pub line: components::WaitQueueMetrics,
     /// Caches of the database state.
     pub caches: components::CacheMetrics,
+    /// Amounts of idle engines in refusals.
+    pub idle_amounts: components::IdleAmountMetrics,
     /// Database.
     pub database: components::DatabaseMetrics,
     /// Fetches from external clusters.
@@ -142,6 +144,7 @@ impl Metrics {
         let (access, requests) = (components::AccessMetrics::register(ours), requests::RequestMetrics::register(ours));
         let (line, caches) = (components::WaitQueueMetrics::register(ours), components::CacheMetrics::register(ours));
         let (database, tasks) = (components::DatabaseMetrics::register(ours), TaskFamilies::register(ours));
+        let idle_amounts = components::IdleAmountMetrics::register(ours);
         let external = external::ExternalMetrics::register(ours);
         let jwt = jwt::JwtMetrics::register(ours);
         let overviews = components::OverviewMetrics::register(ours);
@@ -158,6 +161,7 @@ impl Metrics {
             requests,
             line,
             caches,
+            idle_amounts,
             database,
             external,
             jwt,
