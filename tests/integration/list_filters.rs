@@ -79,13 +79,13 @@ async fn list_ems_filters_by_state_and_labels() {
     rm.client.drain(&em("c"), "a disk").await.unwrap();
     rm.client.request_resource(&request(&em("d"), "hadoop", load(1, 5, 1))).await.granted();
     // The EM registered an hour ago and is silent.
-    let silent = "UPDATE linkis_em_report SET report_time = now() - interval '20 s' WHERE em_instance = 'a:9102'";
+    let silent = "UPDATE linkis_em_report SET report_time = now() - interval '3 min' WHERE em_instance = 'a:9102'";
     let registered =
         "UPDATE linkis_em_resource_meta_data SET register_time = now() - interval '1 h' WHERE em_instance = 'a:9102'";
     for statement in [silent, registered] {
         database.execute(statement).await;
     }
-    let watchful = settings().with_time("--em-silent-after", Duration::from_secs(5));
+    let watchful = settings().with_time("--em-silent-after", Duration::from_secs(120));
     let rm = Instance::start_with(&database, watchful).await;
     let mut usage = usage(&rm).await;
     let all = proto::ListEmsRequest::default();

@@ -1,4 +1,5 @@
 //! Tickets that the task `reclaim` may choose: those of the longest idle engines, and the newest used ones. Each read is bounded.
+//! Callers: this task, and the idle amounts of refusals.
 
 use std::collections::BTreeSet;
 
