@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::admission::read_check_state;
 use rm_engine::{
     observed_state::CheckState,
-    reclaim_choice::{ChosenTicket, ReclaimChoice, TriedRequest, short_keys},
+    reclaim_choice::{ReclaimChoice, TriedRequest, short_keys},
     reclaim_plan::{ReclaimPlan, ReclaimView, policy_of},
 };
 use rm_model::{
@@ -241,7 +241,7 @@ impl ReclaimIdle {
         writer: Uuid,
         choice: &ReclaimChoice,
     ) -> Result<bool, StoreError> {
-        let tickets: Vec<Uuid> = choice.tickets.iter().map(|ticket: &ChosenTicket| ticket.id).collect();
+        let tickets: Vec<Uuid> = choice.tickets.iter().map(|ticket| ticket.id).collect();
         let transaction = within_timeout(session.begin()).await?;
         if !self.is_writer(&mut *transaction, writer).await? {
             return within_timeout(session.roll_back()).await.map(|()| false);

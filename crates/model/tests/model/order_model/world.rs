@@ -532,8 +532,8 @@ impl Model<'_> {
         held
     }
 
-    /// Returns the keys where a request is short on an EM, at its position at each key. With own requests, a later
-    /// one that precedes it keeps nothing.
+    /// Returns the keys where a request is short on an EM, at its position at each key. A later own request
+    /// that precedes it keeps nothing.
     fn short_at(
         &self,
         world: &World,
