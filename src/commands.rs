@@ -106,7 +106,7 @@ pub enum Command {
     /// Priorities of waiting requests
     #[command(subcommand)]
     Priority(Box<priorities::PriorityCommand>),
-    /// Idle engines that are taken back for waiting requests
+    /// Engines that are taken back for waiting requests
     #[command(subcommand)]
     Reclaim(Box<reclaim::ReclaimCommand>),
     /// Limits that apply to each kind of EM

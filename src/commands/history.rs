@@ -68,6 +68,7 @@ const COLUMNS: &[Column] = &[
     Column::text("RESOURCE"),
     Column::name("ACTOR"),
     Column::text("REASON"),
+    Column::text("AFTER").wide(),
 ];
 
 listed!(LIST_ACTIONS: ListActionsRequest => ListActionsResponse, actions: Action, COLUMNS, |action| vec![row(action)]);
@@ -188,5 +189,6 @@ fn row(action: &Action) -> TableRow {
         text::resource(action.resource.as_ref()),
         text::name(&action.actor),
         text::or_nothing(&action.reason),
+        text::or_nothing(&action.after),
     ]
 }

@@ -136,12 +136,16 @@ async fn request_metrics_count_each_outcome() {
     };
     let goes_away = wait(patient(LONG));
     eventually_is(instance.http, "linkis_rm_waiting_requests", 1.0).await;
-    eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
+    eventually("it is queued", LONG, async || client.waiting().await.unwrap().len() == 1).await;
+    // The instance has noted the committed entry, too, when it polls the request.
+    let polls = || instance.metric("linkis_rm_waiting_polls_total");
+    let before = polls();
+    eventually("it is polled", LONG, async || polls() > before).await;
     goes_away.abort();
     eventually_is(instance.http, &requests("cancelled", "", ""), 1.0).await;
     assert_wait_queues_empty(client).await;
     let is_served = wait(patient(LONG));
-    eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
+    eventually("it is queued", LONG, async || client.waiting().await.unwrap().len() == 1).await;
     client.force_release(forced.ticket_id, "a test").await.unwrap();
     is_served.await.unwrap().granted();
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&em1, "carol", load(1, 1, 1)) };

@@ -1,6 +1,9 @@
 //! Refusal sums: by user, scope and dimension over all instances, without a cost for the refused request.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use rm_client::ResourceRequest;
 use rm_model::{
@@ -12,6 +15,7 @@ use rm_model::{
     resource::Dimension,
 };
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use tokio::task::JoinSet;
 use tonic::{Code, transport::Channel};
 use uuid::Uuid;
 
@@ -359,4 +363,40 @@ async fn refusal_states_what_idle_engines_hold() {
     rm.client.set_limit(&of_all).await.unwrap();
     states(&on("host1", "eve"), &[("creator=IDE", "instances", None)]).await;
     assert!(rm.metric("linkis_rm_refusal_idle_reads_total") > 0.0);
+}
+
+/// Refusals at once, at many EMs with idle engines: few reads serve them, and amounts that are not read in time are unset.
+///
+/// - `LINKIS_RM_REFUSALS`: number of refusals [default: 600].
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_refusals_share_few_reads_of_idle_amounts() {
+    let refusals = std::env::var("LINKIS_RM_REFUSALS").map_or(600, |number| number.parse().unwrap());
+    let (_database, rm) = start().await;
+    let mut ems = Vec::new();
+    for number in 0..refusals / 10 {
+        let em = rm.client.register(registration(em(&format!("host{number}")), load(2, 1, 1))).await.unwrap();
+        run_engines(&rm, &em, &[("bob", "IDE")], 1).await;
+        ems.push(em.instance);
+    }
+    let reads = || rm.metric("linkis_rm_refusal_idle_reads_total");
+    let (before, begun) = (reads(), Instant::now());
+    let mut calls = JoinSet::new();
+    for number in 0..refusals {
+        let (client, em) = (rm.client.clone(), ems[number % ems.len()].clone());
+        let request = request(&em, &format!("user{number}"), load(1, 1, 1));
+        calls.spawn(async move { client.request_resource(&request).await.refused() });
+    }
+    let memory = |refusal: &Refusal| {
+        refusal.shortfalls.iter().find(|short| short.dimension == Dimension::Memory).unwrap().idle_amount
+    };
+    let amounts: Vec<Option<i64>> = calls.join_all().await.iter().map(memory).collect();
+    let reads_max = 2.0 + 100.0 * begun.elapsed().as_secs_f64();
+    assert!(reads() - before <= reads_max, "{} reads, {reads_max} are allowed", reads() - before);
+    let stated = amounts.iter().flatten().count();
+    println!("{stated} of {refusals} state amounts, after {} reads", reads() - before);
+    assert!(amounts.iter().flatten().all(|amount| *amount == 2 * GB));
+    let later = async || {
+        memory(&rm.client.request_resource(&request(&ems[0], "user0", load(1, 1, 1))).await.refused()) == Some(2 * GB)
+    };
+    eventually("a later refusal states the amount", LONG, later).await;
 }

@@ -76,7 +76,10 @@ enum RowPart {
     /// It stays, and serves a request that is not tried now.
     Kept,
     /// Its ticket stays, and is not chosen.
-    Staying,
+    Staying {
+        /// Whether it was recalled, so that its engine may end late.
+        may_end: bool,
+    },
     /// The row is deleted.
     Withdrawn,
 }
@@ -86,8 +89,8 @@ enum RowPart {
 struct RowParts<'a> {
     open: BTreeMap<Uuid, (usize, &'a Reclaim)>,
     coming: Vec<&'a Reclaim>,
-    /// Rows whose tickets stay, or end late in spite of that.
-    staying: Vec<&'a Reclaim>,
+    /// Rows whose tickets stay, and whose engines may end late.
+    may_end: Vec<&'a Reclaim>,
     kept: Vec<&'a Reclaim>,
     /// Tickets that are not chosen.
     others: BTreeSet<Uuid>,
@@ -111,8 +114,8 @@ impl ReclaimView {
         let mut trial = ReclaimTrial::new(self.state.clone());
         let coming = parts.coming.iter().filter_map(|row| tickets.get(&row.ticket_id));
         coming.for_each(|ticket| trial.end(ticket));
-        let staying = parts.staying.iter().filter_map(|row| tickets.get(&row.ticket_id));
-        staying.for_each(|ticket| trial.may_end(ticket));
+        let late = parts.may_end.iter().filter_map(|row| tickets.get(&row.ticket_id));
+        late.for_each(|ticket| trial.may_end(ticket));
         let (kept_observed, kept): (Vec<&Reclaim>, Vec<&Reclaim>) =
             parts.kept.iter().partition(|row| row.mode == ReclaimMode::Observe);
         kept.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
@@ -178,9 +181,9 @@ impl ReclaimView {
                     parts.others.insert(row.ticket_id);
                     parts.kept.push(row);
                 }
-                RowPart::Staying => {
+                RowPart::Staying { may_end } => {
                     parts.others.insert(row.ticket_id);
-                    parts.staying.push(row);
+                    parts.may_end.extend(may_end.then_some(row));
                 }
                 RowPart::Withdrawn => parts.withdrawn.push(row.clone()),
             }
@@ -258,17 +261,17 @@ fn is_row_due(row: &Reclaim) -> bool {
 
 fn part_of(row: &Reclaim, policy: Option<&ReclaimPolicy>, tried: &BTreeSet<Uuid>) -> RowPart {
     match (row.progress, row.request) {
-        (ReclaimProgress::Ended { .. } | ReclaimProgress::Busy, _) => RowPart::Withdrawn,
-        (ReclaimProgress::Withdrawn { is_over: true }, _) => RowPart::Withdrawn,
+        (ReclaimProgress::Ended { .. } | ReclaimProgress::Continued, _) => RowPart::Withdrawn,
+        (ReclaimProgress::Withdrawn { is_over: true, .. }, _) => RowPart::Withdrawn,
         // Also without a policy, because a later one must not choose it at once.
-        (ReclaimProgress::Withdrawn { is_over: false }, _) => RowPart::Staying,
+        (ReclaimProgress::Withdrawn { is_over: false, was_recalled }, _) => RowPart::Staying { may_end: was_recalled },
         _ if policy.is_none_or(|policy| row.is_recalled() && has_changed(row, policy)) => RowPart::Withdrawn,
         (ReclaimProgress::Recalled, _) => RowPart::Coming,
         (ReclaimProgress::Unanswered { is_over }, _) => {
             if is_over {
                 RowPart::Withdrawn
             } else {
-                RowPart::Staying
+                RowPart::Staying { may_end: true }
             }
         }
         (ReclaimProgress::Chosen { .. }, ReclaimFor::Gone) => RowPart::Open,

@@ -358,6 +358,10 @@ fn busy_engines_of_own_user_and_guarantee_stay() {
     world.row(4, 99, ReclaimProgress::Unanswered { is_over: false }, ReclaimFor::Gone);
     world.rows[0].busy = true;
     assert_eq!(world.chosen(), [], "bob would have one engine if the recalled one ends late");
+    world.rows[0].progress = ReclaimProgress::Withdrawn { was_recalled: true, is_over: false };
+    assert_eq!(world.chosen(), [], "the EM may have read the recall before the withdrawal");
+    world.rows[0].progress = ReclaimProgress::Withdrawn { was_recalled: false, is_over: false };
+    assert_eq!(world.chosen().len(), 2, "an engine that was not recalled stays");
 }
 
 /// An engine that ran no task for a short time ends before those that run one.
@@ -399,7 +403,7 @@ fn busy_engine_is_chosen_with_its_own_grace_period() {
     world.ticket(1, "a", ("bob", "spark"), None);
     world.ticket(2, "b", ("bob", "spark"), None);
     world.request(100, "a", SQL, 1);
-    world.row(1, 100, ReclaimProgress::Busy, ReclaimFor::Present);
+    world.row(1, 100, ReclaimProgress::Continued, ReclaimFor::Present);
     let plan = world.plan();
     assert_eq!((plan.withdrawn.len(), plan.added, plan.due.len()), (1, 1, 0));
     assert_eq!(plan.new.iter().map(|new| (new.ticket_id, new.busy)).collect::<Vec<_>>(), [(id(1), true)]);
@@ -502,7 +506,7 @@ fn row_without_need_is_withdrawn() {
     for (progress, request) in [
         (CHOSEN, ReclaimFor::Gone),
         (DUE, ReclaimFor::Absent),
-        (ReclaimProgress::Busy, ReclaimFor::Present),
+        (ReclaimProgress::Continued, ReclaimFor::Present),
         (ReclaimProgress::Ended { was_recalled: true }, ReclaimFor::Present),
     ] {
         world.rows.clear();

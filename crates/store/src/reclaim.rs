@@ -73,8 +73,8 @@ fn reclaim(row: TableRow<'_>) -> Result<Reclaim, StoreError> {
     let is_unanswered = row.get("is_unanswered")?;
     let progress = match (row.get("is_live")?, row.get("can_end")?, withdrawal, was_recalled) {
         (false, ..) => ReclaimProgress::Ended { was_recalled },
-        (true, _, Some(is_over), _) => ReclaimProgress::Withdrawn { is_over },
-        (true, false, ..) => ReclaimProgress::Busy,
+        (true, _, Some(is_over), _) => ReclaimProgress::Withdrawn { was_recalled, is_over },
+        (true, false, ..) => ReclaimProgress::Continued,
         (true, true, None, false) => ReclaimProgress::Chosen { is_due: row.get("is_due")? },
         (true, true, None, true) if is_unanswered => ReclaimProgress::Unanswered { is_over: row.get("is_over")? },
         (true, true, None, true) => ReclaimProgress::Recalled,

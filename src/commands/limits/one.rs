@@ -55,7 +55,7 @@ pub struct SetLimitCommand {
     #[arg(required = true, value_name = "LABELS")]
     labels: Vec<String>,
 
-    /// The most, as in instances=2,memory=20g. A dimension that is not named has no maximum any more.
+    /// Maxima, as in instances=2,memory=20g. A dimension that is not named has no maximum any more.
     #[arg(long, value_name = "AMOUNTS", value_parser = amounts::parse, required_unless_present_any = ["mode", "guarantee"])]
     max: Option<Amounts>,
 

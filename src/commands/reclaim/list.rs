@@ -28,6 +28,7 @@ const COLUMNS: &[Column] = &[
     Column::number("IDLE SINCE").key(),
     Column::text("STATE").key(),
     Column::text("MODE"),
+    Column::text("BUSY"),
     Column::number("DUE"),
     Column::name("FOR"),
     Column::ticket("FOR TICKET").wide(),
@@ -56,6 +57,8 @@ fn row(reclaim: &Reclaim) -> TableRow {
         (_, None) => "chosen",
     };
     let mode = reclaim.mode().as_str_name().trim_start_matches("RECLAIM_MODE_").to_lowercase();
+    // The grace period of a chosen ticket alone ends in the future.
+    let due = reclaim.due_time.as_ref().filter(|_| state == "chosen");
     cells![
         reclaim.ticket_id.clone(),
         text::name(&reclaim.user),
@@ -63,7 +66,8 @@ fn row(reclaim: &Reclaim) -> TableRow {
         reclaim.idle_since.as_ref(),
         state.to_owned(),
         mode,
-        reclaim.due_time.as_ref(),
+        if reclaim.busy { "yes" } else { text::NOTHING }.to_owned(),
+        due,
         text::name_or_nothing(&reclaim.for_user),
         reclaim.for_ticket_id.clone(),
     ]

@@ -109,7 +109,7 @@ pub struct SetReclaimPolicyCommand {
     per_minute: Option<i32>,
 
     /// Take back engines that run tasks, too, for entitled requests [default: as now, false in a new policy].
-    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     busy: Option<bool>,
 
     /// Time from the grant of a ticket after which its busy engine can be chosen: 1s to 1d [default: as now, 10m in a new policy].
@@ -153,6 +153,12 @@ impl SetReclaimPolicyCommand {
         let named = policy(&self.labels)?;
         let service = self.arguments.service(TIMEOUT_LONG)?;
         let before = find(&service, &named).await?;
+        if before.is_none() && self.mode.is_none() {
+            let shown = policy_name(&named);
+            return Err(CommandFailure::Usage(format!(
+                "--mode: is required, because no reclaim policy has the labels {shown} yet"
+            )));
+        }
         let stored = before.clone().unwrap_or_default();
         let time = |time: Option<Duration>| prost_types::Duration::try_from(time?).ok();
         let policy = ReclaimPolicy {

@@ -144,7 +144,10 @@ async fn reclaim_policy_command_changes_named_values() {
         (done.status.code(), text(&done.stderr))
     };
     let (code, error) = set(&["--grace", "1m"]);
-    assert!(code == Some(64) && error.contains("policy.mode: is required"), "{code:?} {error}");
+    assert!(
+        code == Some(64) && error.contains("--mode: is required, because no reclaim policy has the labels"),
+        "{code:?} {error}"
+    );
     assert_eq!(set(&["--mode", "observe", "--idle-after", "90s"]), (Some(0), String::new()));
     assert_eq!(set(&["--grace", "1m", "--per-minute", "5"]), (Some(0), String::new()));
     assert_eq!(set(&["--busy", "--min-life", "20m"]), (Some(0), String::new()));
@@ -160,6 +163,6 @@ async fn reclaim_policy_command_changes_named_values() {
     let listed = text(&program(&rm.address, &["reclaim", "policy", "list", "--no-headers"]).output().unwrap().stdout);
     let cells: Vec<&str> = listed.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
     assert_eq!(cells, ["creator=IDE,each user", "observe", "1m30s", "1m0s", "5", "20m0s"]);
-    assert_eq!(set(&["--busy=false"]), (Some(0), String::new()));
+    assert_eq!(set(&["--busy", "false"]), (Some(0), String::new()));
     assert!(!rm.client.reclaim_policies().await.unwrap()[0].busy);
 }

@@ -171,3 +171,30 @@ async fn many_requests_choose_different_tickets() {
     println!("{steps} steps of {:.0} ms on average", 1000.0 * seconds / steps);
     drop(waiting);
 }
+
+/// All chosen tickets are withdrawn twice, and others are chosen each time. A fifth of the sizes, because withdrawals take turns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_withdrawn_tickets_leave_room_for_others() {
+    let [engines, requests] = sizes().map(|size| size / 5);
+    let (database, rm) = start_for_many().await;
+    let ems = full_ems(&rm, engines, true).await;
+    let waiting = all_wait((&database, &rm), &ems, requests).await;
+    let second = Duration::from_secs(1);
+    let policy = ReclaimPolicy { idle_after: second, ..policy(&[("user", None)], ReclaimMode::Observe) };
+    rm.client.set_reclaim_policy(&policy, "").await.unwrap();
+    let expected = i64::try_from(requests.min(CHOSEN_MAX)).unwrap();
+    let (chosen, withdrawn) = ["NULL", "NOT NULL"]
+        .map(|of| format!("SELECT count(*) FROM linkis_reclaim WHERE withdrawn_time IS {of}"))
+        .into();
+    for round in 0..2 {
+        eventually("others are chosen", Duration::from_secs(300), async || database.count(&chosen).await == expected)
+            .await;
+        assert_eq!(database.count(&withdrawn).await, round * expected);
+        let reclaims = rm.client.reclaims().await.unwrap();
+        for reclaim in reclaims.into_iter().filter(|reclaim| reclaim.withdrawn_time.is_none()) {
+            rm.client.withdraw_reclaim(reclaim.ticket_id.parse().unwrap(), "they stay").await.unwrap();
+        }
+    }
+    eventually("others are chosen", Duration::from_secs(300), async || database.count(&chosen).await == expected).await;
+    drop(waiting);
+}

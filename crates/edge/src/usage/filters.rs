@@ -113,7 +113,11 @@ pub fn actions(
     let action = |(number, text): (usize, &String)| {
         let action = Action::parse(text).map(Action::as_str);
         action.ok_or_else(|| {
-            FieldError::new(format!("actions[{number}]"), format!("is {text:?}, which is not an action"))
+            let known = Action::ALL.map(Action::as_str).join(", ");
+            FieldError::new(
+                format!("actions[{number}]"),
+                format!("is {text:?}, which is not an action; known are {known}"),
+            )
         })
     };
     Ok(ActionFilter {

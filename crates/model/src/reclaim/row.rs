@@ -25,11 +25,13 @@ pub enum ReclaimProgress {
     },
     /// An operator has withdrawn the choice: the engine stays.
     Withdrawn {
+        /// Whether it was recalled before, so that its engine may end in spite of the withdrawal.
+        was_recalled: bool,
         /// Whether the ticket may be chosen again.
         is_over: bool,
     },
     /// Its engine has run a task since the choice, and was chosen because it was idle.
-    Busy,
+    Continued,
     /// It has ended.
     Ended {
         /// Whether it was recalled.
@@ -93,7 +95,7 @@ text_enum! {
         /// Its request does not wait any more or needs it no longer, its policy has changed, or an operator has withdrawn it.
         Withdrawn = "withdrawn",
         /// Its engine runs a task again.
-        Busy = "busy",
+        Continued = "busy",
         /// It ended before its recall.
         EndedBefore = "ended_before",
         /// It ended after its recall.
@@ -110,7 +112,7 @@ impl Reclaim {
     /// Returns why the row is deleted.
     pub fn result(&self) -> ReclaimResult {
         match self.progress {
-            ReclaimProgress::Busy => ReclaimResult::Busy,
+            ReclaimProgress::Continued => ReclaimResult::Continued,
             ReclaimProgress::Ended { was_recalled: false } => ReclaimResult::EndedBefore,
             ReclaimProgress::Ended { was_recalled: true } => ReclaimResult::TakenBack,
             ReclaimProgress::Chosen { .. }

@@ -347,7 +347,7 @@ impl ReclaimMetrics {
             ReclaimProgress::Recalled => Some(ReclaimState::Recalled),
             ReclaimProgress::Unanswered { .. } => Some(ReclaimState::Unanswered),
             ReclaimProgress::Withdrawn { .. } => Some(ReclaimState::Withdrawn),
-            ReclaimProgress::Busy | ReclaimProgress::Ended { .. } => None,
+            ReclaimProgress::Continued | ReclaimProgress::Ended { .. } => None,
         };
         for shown in ReclaimState::ALL {
             let count = rows.iter().filter(|row| state(row) == Some(shown)).count();
