@@ -389,8 +389,8 @@ fn waiter_index_when_all_is_released_checks_few_times() {
         let per_served = |cost: u64| cost as f64 / count as f64;
         (per_served(model.checks), per_served(visits))
     };
-    let [few, many] = [costs(1500), costs(4500)];
-    assert!(many.0 <= few.0 * 1.3 && many.1 <= few.1 * 1.3, "{few:?} of 1,500, {many:?} of 4,500");
+    let [few, many] = [costs(1000), costs(3000)];
+    assert!(many.0 <= few.0 * 1.3 && many.1 <= few.1 * 1.3, "{few:?} of 1,000, {many:?} of 3,000");
     assert!(many.0 <= 3.0, "{many:?}");
 }
 

@@ -82,14 +82,19 @@ async fn wait_queue_removal_blocked_by_lock_is_retried() {
 async fn wait_queue_removal_passes_locked_request() {
     let (database, rm) = start().await;
     let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
-    let locked = enqueue(&rm.client, patient(&em1, "locked", cpu(10))).await;
-    let free = enqueue(&rm.client, patient(&em1, "free", cpu(10))).await;
+    let mut calls = Vec::new();
+    for user in ["locked1", "free1", "locked2", "free2"] {
+        calls.push(enqueue(&rm.client, patient(&em1, user, cpu(10))).await);
+    }
     let mut holder =
-        database.transaction(r#"SELECT 1 FROM linkis_resource_waiting WHERE "user" = 'locked' FOR UPDATE"#).await;
-    locked.abort();
-    free.abort();
+        database.transaction(r#"SELECT 1 FROM linkis_resource_waiting WHERE "user" LIKE 'locked%' FOR UPDATE"#).await;
+    // The others are removed together with a locked one, because the removal of the first one waits.
+    calls.iter().for_each(|call| call.abort());
     let users = r#"SELECT "user" FROM linkis_resource_waiting ORDER BY 1"#;
-    eventually("the other request leaves", LONG, async || database.column::<String>(users).await == ["locked"]).await;
+    eventually("the other requests leave", LONG, async || {
+        database.column::<String>(users).await == ["locked1", "locked2"]
+    })
+    .await;
     execute(&mut holder, "ROLLBACK").await;
     assert_wait_queues_empty(&rm.client).await;
 }
