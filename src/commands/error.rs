@@ -133,7 +133,10 @@ impl CommandFailure {
 
 /// Returns whether the service has answered no, as rules of the cluster demand.
 fn is_no(error: &ClientError) -> bool {
-    matches!(error.reason().as_deref(), Some("LIMIT_CHANGED" | "TOO_MANY_WAITING" | "PRIORITY_ABOVE_MAX"))
+    matches!(
+        error.reason().as_deref(),
+        Some("LIMIT_CHANGED" | "TOO_MANY_WAITING" | "PRIORITY_ABOVE_MAX" | "REMOVED_FROM_QUEUE")
+    )
 }
 
 /// Returns the message of the service, without the name of the code.

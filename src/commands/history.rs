@@ -68,6 +68,7 @@ const COLUMNS: &[Column] = &[
     Column::text("RESOURCE"),
     Column::name("ACTOR"),
     Column::text("REASON"),
+    Column::name("LABELS").wide(),
     Column::text("AFTER").wide(),
 ];
 
@@ -189,6 +190,7 @@ fn row(action: &Action) -> TableRow {
         text::resource(action.resource.as_ref()),
         text::name(&action.actor),
         text::or_nothing(&action.reason),
+        text::labels(&action.labels),
         text::or_nothing(&action.after),
     ]
 }

@@ -98,6 +98,9 @@ impl SetOrderCommand {
             labels if labels.iter().any(|label| label == "none") => {
                 return Err(CommandFailure::Usage("--fair-by: none excludes labels".to_owned()));
             }
+            labels if labels.iter().any(|label| label.starts_with("each ")) => {
+                return Err(CommandFailure::Usage("--fair-by: names labels alone, as in --fair-by tenant".to_owned()));
+            }
             _ => self.fair_by,
         };
         let position_kept = self.position_kept.and_then(|kept| prost_types::Duration::try_from(kept).ok());

@@ -60,11 +60,11 @@ pub struct SetPriorityCommand {
     labels: Vec<String>,
 
     /// Priority of requests that name none, in seconds: -600 to 600, at most --max [default: as now, 0 in a new rule].
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
     default: Option<i32>,
 
     /// Maximum priority of a request, in seconds: -600 to 600 [default: as now, 0 in a new rule].
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
     max: Option<i32>,
 
     #[command(flatten)]
@@ -154,4 +154,10 @@ pub(super) fn written(rule: &Priority) -> (String, String) {
 fn row(rule: &Priority) -> TableRow {
     let [default, max] = [rule.default_priority, rule.max_priority].map(|seconds| format!("{seconds}s"));
     cells![rule_name(rule), default, max]
+}
+
+/// Reads seconds as tables print them: 60s, or 60.
+fn seconds(text: &str) -> Result<i32, String> {
+    let number = text.strip_suffix('s').unwrap_or(text);
+    number.parse().map_err(|_| "is no number of seconds, such as 60 or -300".to_owned())
 }

@@ -109,8 +109,13 @@ pub fn labelled(labels: &[String]) -> Result<Limit, CommandFailure> {
                 }
             }
             None if part.trim() == "each" => {
-                let advice = "write \"each user\" with its label, in quotes";
+                let label = labels.iter().find(|label| *label != "each").map_or("user", String::as_str);
+                let advice = format!("write \"each {label}\" with its label, in quotes");
                 return Err(CommandFailure::Usage(format!("LABELS: each names no label; {advice}")));
+            }
+            None if labels.len() > 1 && !part.trim().starts_with("each ") => {
+                let advice = "write LABEL=VALUE, or \"each LABEL\" in quotes for each of its values";
+                return Err(CommandFailure::Usage(format!("LABELS: {part:?} has no value; {advice}")));
             }
             None => {
                 let part = part.trim();
@@ -190,6 +195,11 @@ impl SetLimitCommand {
         limit.guarantee.retain(|_, amount| *amount != 0);
         if before.is_none() && self.max.is_none() && self.guarantee.is_some() {
             return Err(CommandFailure::Usage("--guarantee: a new limit needs --max, too".to_owned()));
+        }
+        let is_bare = |dimension: &&String| !limit.max.contains_key(*dimension);
+        if let Some(dimension) = limit.guarantee.keys().find(is_bare).filter(|_| self.guarantee.is_none()) {
+            let problem = format!("--max: replaces all maxima, and the guarantee of {dimension} needs one");
+            return Err(CommandFailure::Usage(format!("{problem}; name it, too, or set --guarantee {dimension}=0")));
         }
         convert::limit::new_rule("limit", Some(&limit))?;
         if let Some(before) = &before {

@@ -49,7 +49,20 @@ async fn limit_set_shows_and_confirms_the_replaced_limit() {
         (&["limit", "set", "user=hadoop", "--max", "cores=1,cores=2"], 64, "cores is named twice"),
         (&["limit", "set", "user=hadoop", "--max", "memory"], 64, "\"memory\" is not DIMENSION=AMOUNT"),
         (&["limit", "set", "user=hadoop"], 64, "--max"),
-        (&["limit", "set", "each", "user", "--max", "cores=1"], 64, "write \"each user\" with its label, in quotes"),
+        (
+            &["limit", "set", "each", "tenant", "--max", "cores=1"],
+            64,
+            "write \"each tenant\" with its label, in quotes",
+        ),
+        (&["limit", "set", "tenant", "red", "--max", "cores=1"], 64, "\"tenant\" has no value; write LABEL=VALUE"),
+        (&["order", "set", "--fair-by", "each tenant"], 64, "--fair-by: names labels alone"),
+        (&["limit", "set", "team=a", "--max", "cores=4", "--guarantee", "cores=2"], 0, "set the limit team=a"),
+        (
+            &["limit", "set", "team=a", "--max", "waiting=5"],
+            64,
+            "--max: replaces all maxima, and the guarantee of cores",
+        ),
+        (&["priority", "set", "team=a", "--max", "1m"], 64, "is no number of seconds, such as 60"),
         (&["limit", "get", "user=alice"], 1, "there is no limit user=alice; linkis-rm limit list has all"),
         (
             &["request", "cores=1,special.gpu=1", "--user", "a", "--creator", "b"],

@@ -167,7 +167,7 @@ async fn terminal_questions_name_the_object() {
         assert!(code == Some(1) && is_shown && seen.contains("nothing was done"), "{words:?}: {seen}");
     }
     let (code, seen) = typed_at(&rm.address, &["limit", "delete", "team=data", "science"], "");
-    assert!(code == Some(1) && seen.contains("there is no limit each science,team=data;"), "{seen}");
+    assert!(code == Some(64) && seen.contains("\"science\" has no value; write LABEL=VALUE"), "{seen}");
     assert_eq!(rm.client.tickets(None).await.unwrap().len(), 1);
     assert_invariants(&database, &rm.client).await;
 }
