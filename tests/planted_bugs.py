@@ -22,6 +22,7 @@ TIMEOUT_SECONDS = 600
 TARGETS = {
     "model's unit tests": (["--package=rm-model", "--lib"], "crates/model/src"),
     "engine's unit tests": (["--package=rm-engine", "--lib"], "crates/engine/src"),
+    "service's unit tests": (["--package=rm-service", "--lib"], "crates/service/src"),
     "model": (["--test=model"], "crates/model/tests/model"),
     "sim": (["--test=sim"], "crates/engine/tests/sim"),
     "store": (["--test=store"], "crates/store/tests/store"),

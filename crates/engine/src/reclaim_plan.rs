@@ -37,6 +37,8 @@ pub struct ReclaimView {
     pub tickets: BTreeMap<Uuid, Ticket>,
     /// EMs that are silent or unhealthy. They stop no engine.
     pub unavailable: BTreeSet<EmInstance>,
+    /// Tickets whose EM or user an operator holds: their ends would wait.
+    pub held: BTreeSet<Uuid>,
     /// All rows, the earliest choice first.
     pub rows: Vec<Reclaim>,
     /// Maximum number of rows whose tickets may come back, and a quarter of that of all rows.
@@ -212,7 +214,7 @@ impl ReclaimView {
         let policy = self.policy(ticket)?;
         let activity = self.activity(ticket, policy)?;
         let em = self.state.ems.get(&ticket.em)?;
-        let can_stop = em.is_registered() && !em.is_held && !self.unavailable.contains(&ticket.em);
+        let can_stop = em.is_registered() && !self.held.contains(&ticket.id) && !self.unavailable.contains(&ticket.em);
         let row = parts.open.get(&ticket.id);
         let busy = matches!(activity, EngineActivity::Busy { .. });
         let stored = row.filter(|(_, row)| has_grace(row, policy, busy));

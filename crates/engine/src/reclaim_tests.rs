@@ -52,6 +52,7 @@ struct World {
     requests: Vec<TriedRequest>,
     rows: Vec<Reclaim>,
     unavailable: Vec<&'static str>,
+    held: Vec<u128>,
 }
 
 fn pattern(labels: &[(&str, Option<&str>)]) -> LabelPattern {
@@ -86,6 +87,7 @@ impl World {
             requests: vec![],
             rows: vec![],
             unavailable: vec![],
+            held: vec![],
         };
         world.with_policies([policy(&[("user", None)], ReclaimMode::Stop)])
     }
@@ -225,6 +227,7 @@ impl World {
             requests: self.requests.clone(),
             tickets: self.tickets.clone(),
             unavailable: self.unavailable.iter().map(|em| em_instance(em)).collect(),
+            held: self.held.iter().map(|ticket| id(*ticket)).collect(),
             rows: self.rows.clone(),
             rows_max: 10,
             now: at(NOW),
@@ -615,6 +618,9 @@ fn ticket_that_cannot_end_in_time_is_not_chosen() {
     world.unavailable.push("a");
     assert_eq!(world.chosen(), [], "the EM stops no engine");
     world.unavailable.clear();
+    world.held.push(1);
+    assert_eq!(world.chosen(), [], "an operator holds its EM or its user");
+    world.held.clear();
     assert_eq!(world.chosen(), [(1, 100)]);
     // The grace period of a chosen ticket does not begin anew.
     world.row(1, 100, CHOSEN, ReclaimFor::Present);

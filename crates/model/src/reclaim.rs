@@ -41,7 +41,7 @@ text_enum! {
     pub enum ReclaimMode {
         /// No ticket is chosen.
         Off = "OFF",
-        /// Operators alone see the chosen tickets.
+        /// The chosen tickets are only listed.
         Observe = "OBSERVE",
         /// After the grace period, a history line requests the end of the engine.
         Advise = "ADVISE",

@@ -57,6 +57,10 @@ pub use promises::promises;
 
 const TABLE: TableName = TableName("linkis_resource_waiting");
 
+/// Maximum number of positions that are kept for absent callers of one user, because each turn of the user reads them. Requests of further
+/// absent callers leave.
+const KEPT_OF_USER_MAX: i64 = 1000;
+
 /// Time for which a liveness row counts after its renewal.
 const ALIVE: Duration = Duration::from_secs(5);
 
@@ -462,15 +466,33 @@ pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result
     if !absent.is_empty() {
         let kept: Vec<GoneRequest> = sqlx::query_as(concat!(
             "-- waiting::keep
-                UPDATE linkis_resource_waiting SET claim = NULL,
-                    kept_until = least(wait_until, clock_timestamp() + make_interval(secs => ",
+                WITH absent AS MATERIALIZED (
+                    SELECT ticket_id, \"user\", row_number() OVER (PARTITION BY \"user\" ORDER BY position) AS number
+                    FROM linkis_resource_waiting WHERE claim = ANY ($1)),
+                room AS MATERIALIZED (
+                    SELECT a.\"user\", $2 - count(*) AS room
+                    FROM (SELECT DISTINCT \"user\" FROM absent) a CROSS JOIN LATERAL (
+                        SELECT FROM linkis_resource_waiting k WHERE k.\"user\" = a.\"user\" AND k.kept_until IS NOT NULL LIMIT $2) k
+                    GROUP BY a.\"user\")
+                UPDATE linkis_resource_waiting w SET claim = NULL,
+                    kept_until = least(w.wait_until, clock_timestamp() + make_interval(secs => ",
             kept_ms!(),
-            " / 1000.0)) WHERE claim = ANY ($1) RETURNING ticket_id, rank_time"
+            " / 1000.0)) FROM absent a LEFT JOIN room r ON r.\"user\" = a.\"user\"
+                WHERE w.ticket_id = a.ticket_id AND a.number <= coalesce(r.room, $2) RETURNING w.ticket_id, w.rank_time"
         ))
+        .bind(&absent)
+        .bind(KEPT_OF_USER_MAX)
+        .fetch_all(&mut *transaction)
+        .await?;
+        let over: Vec<GoneRequest> = sqlx::query_as(
+            "-- waiting::keep, above the maximum
+            DELETE FROM linkis_resource_waiting WHERE claim = ANY ($1) RETURNING ticket_id, rank_time",
+        )
         .bind(&absent)
         .fetch_all(&mut *transaction)
         .await?;
         gone.extend(kept);
+        gone.extend(over);
     }
     let gone = remove_entries(&mut transaction, gone).await?;
     transaction.commit().await?;
@@ -478,7 +500,7 @@ pub async fn leave(connection: &mut PgConnection, calls: &[Departure]) -> Result
 }
 
 /// Ends up to `limit` calls whose instance has been dead for `OVERDUE`, or whose deadline passed as long ago, and up to as many
-/// positions that were kept long enough. Deletes the rows of instances dead for `FORGOTTEN`, too.
+/// positions that were kept long enough. Skips requests that another transaction has locked. Deletes the rows of instances dead for `FORGOTTEN`, too.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
     let mut gone: Vec<GoneRequest> = sqlx::query_as(concat!(
@@ -490,7 +512,7 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedR
                 WHERE w.kept_until < clock_timestamp() OR w.wait_until < clock_timestamp() - make_interval(secs => $2)
                     OR i.instance_id IS NULL AND (w.request_id IS NULL OR w.kept_until IS NULL AND ",
         kept_ms!(),
-        " = 0) LIMIT $1) w
+        " = 0) LIMIT $1 FOR UPDATE OF w SKIP LOCKED) w
             WHERE d.ticket_id = w.ticket_id AND d.claim IS NOT DISTINCT FROM w.claim
             RETURNING d.ticket_id, d.rank_time"
     ))
@@ -508,7 +530,7 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedR
                 LEFT JOIN linkis_rm_instance i
                     ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
                 WHERE i.instance_id IS NULL AND w.request_id IS NOT NULL AND w.claim IS NOT NULL
-                LIMIT $1) w
+                LIMIT $1 FOR UPDATE OF w SKIP LOCKED) w
             WHERE d.claim = w.claim
             RETURNING d.ticket_id, d.rank_time"
     ))

@@ -269,7 +269,7 @@ mod tests {
             (&["each user"], "each user"),
             (&["user"], "each user"),
             (&["creator=IDE,each user"], "creator=IDE,each user"),
-            (&["user=hadoop", "creator"], "each creator,user=hadoop"),
+            (&["user=hadoop", "each creator"], "each creator,user=hadoop"),
             (&["team=data science"], "team=data science"),
             (&["team=a\\u{2c}b"], "team=a,b"),
         ] {
@@ -279,5 +279,6 @@ mod tests {
         }
         assert!(convert::limit::pattern("LABELS", &labelled(&[String::new()]).unwrap()).is_err());
         assert!(labelled(&["user=a,user=b".to_owned()]).is_err());
+        assert!(labelled(&["user=hadoop", "creator"].map(str::to_owned)).is_err());
     }
 }

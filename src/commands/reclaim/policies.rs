@@ -65,7 +65,7 @@ pub struct ListReclaimPoliciesCommand {
 enum ReclaimModeName {
     /// No ticket is chosen
     Off,
-    /// Operators alone see the chosen tickets
+    /// The chosen tickets are only listed
     Observe,
     /// After the grace period, a history line requests the end of the engine
     Advise,

@@ -295,6 +295,58 @@ async fn position_of_absent_caller_is_kept_without_capacity() {
     assert_eq!(assert_invariants(&database, &first.client).await, 2);
 }
 
+/// A user's kept positions are bounded: the requests of further absent callers leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kept_positions_of_user_are_bounded() {
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let (through, connection) = Forwarder::start(&rm.address).await;
+    let mut lost = Vec::new();
+    for (user, request_id) in [("absent", "r1"), ("absent", "r2"), ("absent", "r3"), ("other", "r1")] {
+        lost.push(enqueue(&through, named(request_id, patient(&em1, user, cpu(10)))).await);
+    }
+    database
+        .execute(
+            r#"WITH ids AS MATERIALIZED (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 998) n)
+            INSERT INTO linkis_resource_waiting SELECT r.* FROM ids JOIN linkis_resource_waiting w ON w."user" = 'absent' AND w.request_id = 'r1'
+            CROSS JOIN LATERAL jsonb_populate_record(w, jsonb_build_object('ticket_id', id, 'request_id', 'kept' || n, 'claim', NULL,
+                'kept_until', clock_timestamp() + interval '1 min', 'position', substring(w.position FOR 10) || uuid_send(id))) r"#,
+        )
+        .await;
+    connection.abort();
+    let kept = |user: &str| {
+        format!(r#"SELECT count(*) FROM linkis_resource_waiting WHERE "user" = '{user}' AND kept_until IS NOT NULL"#)
+    };
+    eventually("the others leave", LONG, async || {
+        database.count("SELECT count(*) FROM linkis_resource_waiting WHERE claim IS NOT NULL").await == 0
+    })
+    .await;
+    assert_eq!((database.count(&kept("absent")).await, database.count(&kept("other")).await), (1000, 1));
+    assert_eq!(database.count(r#"SELECT count(*) FROM linkis_resource_waiting WHERE request_id = 'r3'"#).await, 0);
+}
+
+/// A row that another program has locked delays no sweep of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sweep_passes_locked_request() {
+    let (database, rm) = start().await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let (through, connection) = Forwarder::start(&rm.address).await;
+    let mut lost = Vec::new();
+    for user in ["free1", "free2", "locked"] {
+        lost.push(enqueue(&through, named("r1", patient(&em1, user, cpu(10)))).await);
+    }
+    connection.abort();
+    let absent = "SELECT count(*) FROM linkis_resource_waiting WHERE kept_until IS NOT NULL";
+    eventually("the callers are absent", LONG, async || database.count(absent).await == 3).await;
+    database.execute("UPDATE linkis_resource_waiting SET kept_until = clock_timestamp()").await;
+    let mut holder =
+        database.transaction(r#"SELECT 1 FROM linkis_resource_waiting WHERE "user" = 'locked' FOR UPDATE"#).await;
+    let users = r#"SELECT "user" FROM linkis_resource_waiting ORDER BY 1"#;
+    eventually("the others are swept", LONG, async || database.column::<String>(users).await == ["locked"]).await;
+    execute(&mut holder, "ROLLBACK").await;
+    assert_wait_queues_empty(&rm.client).await;
+}
+
 /// A position of an absent caller ends at its time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn position_of_absent_caller_ends() {

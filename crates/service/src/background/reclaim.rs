@@ -17,6 +17,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -31,7 +32,7 @@ use rm_model::{
     ledger,
     limit::{LabelPattern, Limits},
     name::Name,
-    operation::{PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
+    operation::{LockKey, PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
     principal::Principal,
     reclaim::{Reclaim, ReclaimMode, ReclaimPolicy, ReclaimProgress},
     report::{EmStatus, Health},
@@ -43,6 +44,7 @@ use rm_model::{
 use rm_store::{
     StoreError, em_report, em_resource, label_resource, limit,
     reclaim::{self, EngineStop, RECLAIMS_MAX},
+    resource_hold,
     session::{Session, clock, within_timeout},
     user_resource::{self, ReclaimPlaces},
     waiting::{self, PresentRequest},
@@ -59,14 +61,34 @@ const DUE_REQUESTS: usize = 50;
 /// Period in which a policy allows its `per_minute` ends.
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// Maximum age of the read by which replies to heartbeats name tickets. Until then, a withdrawal may have no effect.
+const STOPS_AGE_MAX: Duration = Duration::from_secs(2);
+
 /// Tickets of engines that are to end, by EM, as each instance last read them. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct EngineStops(Arc<ArcSwap<HashMap<EmInstance, Vec<EngineStop>>>>);
+pub struct EngineStops(Arc<ArcSwap<ReadStops>>);
+
+#[derive(Debug, Default)]
+struct ReadStops {
+    by_em: HashMap<EmInstance, Vec<EngineStop>>,
+    /// Time before the read; `None` before the first one, and after a failure.
+    read_at: Option<Instant>,
+}
 
 impl EngineStops {
-    /// Returns the tickets on an EM.
+    /// Returns the tickets on an EM; none by a read that is too old.
     pub fn on(&self, em: &EmInstance) -> Vec<EngineStop> {
-        self.0.load().get(em).cloned().unwrap_or_default()
+        let stops = self.0.load();
+        let is_new = stops.read_at.is_some_and(|read_at| read_at.elapsed() <= STOPS_AGE_MAX);
+        stops.by_em.get(em).filter(|_| is_new).cloned().unwrap_or_default()
+    }
+
+    fn store(&self, stops: Vec<(EmInstance, EngineStop)>, read_at: Option<Instant>) {
+        let mut by_em = HashMap::<_, Vec<EngineStop>>::new();
+        for (em, stop) in stops {
+            by_em.entry(em).or_default().push(stop);
+        }
+        self.0.store(Arc::new(ReadStops { by_em, read_at }));
     }
 }
 
@@ -86,17 +108,19 @@ impl Task for RefreshEngineStops {
     const PERIOD: Duration = Duration::from_secs(1);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        let read_at = Instant::now();
         let read = match session.get().await {
             Ok(connection) => within_timeout(reclaim::to_stop(connection)).await,
             Err(error) => Err(error),
         };
-        let mut stops = HashMap::<_, Vec<EngineStop>>::new();
-        for (em, stop) in read.iter().flatten().cloned() {
-            stops.entry(em).or_default().push(stop);
-        }
         // After a failure, no engine is stopped by an earlier state.
-        self.0.0.store(Arc::new(stops));
-        read.map(|_| Step::Done)
+        let is_read = read.as_ref().ok().map(|_| read_at);
+        let (stops, result) = match read {
+            Ok(stops) => (stops, Ok(Step::Done)),
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        self.0.store(stops, is_read);
+        result
     }
 }
 
@@ -329,9 +353,22 @@ impl ReclaimIdle {
         let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
         let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
         unavailable.extend(self::unavailable(&mut *connection, &others, self.silent_after).await?);
-        read_counters(connection, &mut state, &tickets).await?;
-        Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, now })
+        read_counters(&mut *connection, &mut state, &tickets).await?;
+        let held = held(connection, &tickets, now).await?;
+        Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, held, now })
     }
+}
+
+/// Returns the tickets whose EM or user is held.
+async fn held(
+    connection: &mut PgConnection,
+    tickets: &BTreeMap<Uuid, Ticket>,
+    now: OffsetDateTime,
+) -> Result<BTreeSet<Uuid>, StoreError> {
+    let keys = |ticket: &Ticket| [LockKey::Em(ticket.em.clone()), LockKey::User(ticket.user.clone())];
+    let holds = resource_hold::in_effect(connection, &tickets.values().flat_map(keys).collect(), Some(now)).await?;
+    let is_held = |ticket: &&Ticket| keys(ticket).iter().any(|key| holds.contains(key));
+    Ok(tickets.values().filter(is_held).map(|ticket| ticket.id).collect())
 }
 
 /// Reads the EMs and counters of tickets that are not in the state.
@@ -486,5 +523,20 @@ impl Task for ReclaimIdle {
         let done = self.run(session).await;
         self.metrics.reclaim.step.observe(begun.elapsed().as_secs_f64());
         done.map(|()| Step::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_of_late_read_are_not_named() {
+        let (stops, em) = (EngineStops::default(), EmInstance::parse("em", "linkis", "host1:1").unwrap());
+        for (age, named) in [(Duration::ZERO, 1), (STOPS_AGE_MAX * 2, 0)] {
+            let stop = EngineStop { ticket_id: Uuid::nil(), busy: false };
+            stops.store(vec![(em.clone(), stop)], Instant::now().checked_sub(age));
+            assert_eq!(stops.on(&em).len(), named, "{age:?}");
+        }
     }
 }
