@@ -44,6 +44,13 @@ async fn chosen(client: &RmClient) -> (BTreeSet<Uuid>, BTreeSet<Uuid>) {
     (chosen.into_iter().map(|(ticket_id, _)| ticket_id).collect(), busy)
 }
 
+/// Waits until the tickets are as old as the policies demand: until then, the older ones among them would be chosen, and stay chosen.
+async fn all_are_old(database: &Database) {
+    let young =
+        "SELECT count(*) FROM linkis_user_resource_meta_data WHERE locked_time > clock_timestamp() - interval '1 s'";
+    eventually("all are old", LONG, async || database.count(young).await == 0).await;
+}
+
 /// One of three tenants with 50, 30 and 20 % borrows all. Observe and stop choose the same engines: the idle one, and the newest others
 /// down to the guarantee. Each tenant then has its part, that of a single user one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,6 +69,7 @@ async fn tenants_get_their_guarantees_back() {
     let calls = users.map(|user| wait(&rm.client, of_tenant(&ecm, user)));
     let newest: BTreeSet<Uuid> = engines[2..].iter().copied().collect();
     let expected: BTreeSet<Uuid> = newest.iter().copied().chain([idle]).collect();
+    all_are_old(&database).await;
     rm.client.set_reclaim_policy(&busy(ReclaimMode::Observe), "").await.unwrap();
     eventually("all are chosen", LONG, async || chosen(&rm.client).await == (expected.clone(), newest.clone())).await;
     let steps = rm.metric("linkis_rm_reclaim_step_seconds_count");
@@ -86,6 +94,7 @@ async fn withdrawn_busy_engine_stays() {
     guarantee(&rm.client, "red", 1).await;
     let ecm = Ecm::register(&rm.client, "host1", 2, Reaction::Ignores).await;
     let [first, second] = [ecm.engine("bob", "spark", false).await, ecm.engine("bob", "spark", false).await];
+    all_are_old(&database).await;
     let grace = Duration::from_secs(60);
     rm.client.set_reclaim_policy(&ReclaimPolicy { grace, ..busy(ReclaimMode::Stop) }, "").await.unwrap();
     // A request without a guarantee chooses none.
