@@ -186,8 +186,10 @@ async fn limit_with_cut_commit_returns_commit_unknown() {
         let rm =
             Instance::start_with(&proxied, settings().with_time("--request-timeout", Duration::from_secs(2))).await;
         let rule = seven_cores("IDE");
-        proxy.cut_commits(cut, 1);
+        // Those of background tasks, too, of which one may be the first.
+        proxy.cut_commits(cut, 1000);
         let error = rm.client.set_limit(&rule).await.unwrap_err();
+        proxy.cut_commits(cut, 0);
         assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
         let is_set = async || direct.client.limits().await.unwrap().contains(&rule);
         let is_right = async || is_set().await != matches!(cut, Cut::BeforeCommit);
