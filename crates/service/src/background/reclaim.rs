@@ -71,7 +71,7 @@ pub struct EngineStops(Arc<ArcSwap<ReadStops>>);
 #[derive(Debug, Default)]
 struct ReadStops {
     by_em: HashMap<EmInstance, Vec<EngineStop>>,
-    /// Time before the read; `None` before the first one, and after a failure.
+    /// Time before the read; `None` before the first one.
     read_at: Option<Instant>,
 }
 
@@ -83,12 +83,12 @@ impl EngineStops {
         stops.by_em.get(em).filter(|_| is_new).cloned().unwrap_or_default()
     }
 
-    fn store(&self, stops: Vec<(EmInstance, EngineStop)>, read_at: Option<Instant>) {
+    fn store(&self, stops: &[(EmInstance, EngineStop)], read_at: Instant) {
         let mut by_em = HashMap::<_, Vec<EngineStop>>::new();
-        for (em, stop) in stops {
+        for (em, stop) in stops.iter().cloned() {
             by_em.entry(em).or_default().push(stop);
         }
-        self.0.store(Arc::new(ReadStops { by_em, read_at }));
+        self.0.store(Arc::new(ReadStops { by_em, read_at: Some(read_at) }));
     }
 }
 
@@ -114,13 +114,8 @@ impl Task for RefreshEngineStops {
             Err(error) => Err(error),
         };
         // After a failure, no engine is stopped by an earlier state.
-        let is_read = read.as_ref().ok().map(|_| read_at);
-        let (stops, result) = match read {
-            Ok(stops) => (stops, Ok(Step::Done)),
-            Err(error) => (Vec::new(), Err(error)),
-        };
-        self.0.store(stops, is_read);
-        result
+        self.0.store(read.as_deref().unwrap_or_default(), read_at);
+        read.map(|_| Step::Done)
     }
 }
 
@@ -535,7 +530,7 @@ mod tests {
         let (stops, em) = (EngineStops::default(), EmInstance::parse("em", "linkis", "host1:1").unwrap());
         for (age, named) in [(Duration::ZERO, 1), (STOPS_AGE_MAX * 2, 0)] {
             let stop = EngineStop { ticket_id: Uuid::nil(), busy: false };
-            stops.store(vec![(em.clone(), stop)], Instant::now().checked_sub(age));
+            stops.store(&[(em.clone(), stop)], Instant::now() - age);
             assert_eq!(stops.on(&em).len(), named, "{age:?}");
         }
     }
