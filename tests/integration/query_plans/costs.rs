@@ -112,11 +112,19 @@ impl Counting {
 /// Costs by statement: number of runs, database pages, and returned rows.
 pub(super) type Costs = BTreeMap<String, Cost>;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Cost {
     pub(super) calls: i64,
     pub(super) pages: i64,
     rows: i64,
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.pages += other.pages;
+        self.rows += other.rows;
+    }
 }
 
 impl Cost {

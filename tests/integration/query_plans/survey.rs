@@ -2,7 +2,10 @@
 
 use rm_client::ResourceRequest;
 
-use super::{costs::Counting, with_history};
+use super::{
+    costs::{Costs, Counting},
+    with_history,
+};
 use crate::harness::*;
 
 /// Number of EMs without free capacity.
@@ -42,8 +45,8 @@ async fn fill(database: &Database, ems: i64) {
     execute(&mut database.connect().await, "VACUUM ANALYZE").await;
 }
 
-/// Returns the pages of a survey of changed EMs, while a request waits for any EM and another instance grants. Surveys of all EMs
-/// are not counted: how many of them run depends on the time that the rest takes.
+/// Returns the pages of a survey of changed EMs, while a request waits for any EM and another instance grants: for each statement, those of
+/// one run. How many surveys of all EMs run meanwhile depends on the time that the rest takes, and does not change the result.
 async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> f64 {
     let database = postgres.database(name_of).await;
     let rm = with_history(&database).await;
@@ -66,7 +69,7 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> f64 {
     survey().await;
     survey().await;
     drop(postgres.costs(&database).await);
-    let (mut counted, mut pages) = (0, 0);
+    let (mut counted, mut costs_of_surveys) = (0, Costs::new());
     for number in 0..SURVEYS_MAX {
         let user = format!("user{number}");
         let grant = other.client.request_resource(&request(&em1, &user, load(0, 1, 1))).await.granted();
@@ -74,8 +77,11 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> f64 {
         survey().await;
         let costs = postgres.costs(&database).await;
         counted += costs.get(OF_CHANGED).map_or(0, |cost| cost.calls);
-        let of_surveys = |statement: &str| OF_SURVEYS.iter().any(|of| statement.starts_with(of));
-        pages += costs.iter().filter(|(statement, _)| of_surveys(statement)).map(|(_, cost)| cost.pages).sum::<i64>();
+        for (statement, cost) in costs {
+            if OF_SURVEYS.iter().any(|of| statement.starts_with(of)) {
+                *costs_of_surveys.entry(statement).or_default() += cost;
+            }
+        }
         if counted >= COUNTED {
             break;
         }
@@ -86,7 +92,7 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> f64 {
     call.await.unwrap().granted();
     rm.stop().await;
     other.stop().await;
-    pages as f64 / counted.max(1) as f64
+    costs_of_surveys.values().map(|cost| cost.pages_per_call()).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
