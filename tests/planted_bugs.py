@@ -23,6 +23,7 @@ TARGETS = {
     "model's unit tests": (["--package=rm-model", "--lib"], "crates/model/src"),
     "engine's unit tests": (["--package=rm-engine", "--lib"], "crates/engine/src"),
     "service's unit tests": (["--package=rm-service", "--lib"], "crates/service/src"),
+    "store's unit tests": (["--package=rm-store", "--lib"], "crates/store/src"),
     "model": (["--test=model"], "crates/model/tests/model"),
     "sim": (["--test=sim"], "crates/engine/tests/sim"),
     "store": (["--test=store"], "crates/store/tests/store"),

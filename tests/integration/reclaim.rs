@@ -9,6 +9,7 @@ use crate::harness::*;
 
 mod busy;
 mod choice;
+mod exempt;
 mod kills;
 mod page;
 mod policies;

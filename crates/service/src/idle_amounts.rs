@@ -48,8 +48,11 @@ const KEYS_MAX: usize = 10_000;
 /// Maximum number of refusals that wait for a read.
 const QUEUE_MAX: usize = 64;
 
-/// Maximum number of refusals that share a read. Each has one EM and one user: a read returns at most 16 times 256 tickets.
+/// Maximum number of refusals that share a read. Each has one EM and one user.
 const BATCH_MAX: usize = 8;
+
+/// Maximum number of tickets that a read returns for each of these EMs and users.
+const OF_ONE_MAX: i64 = 256;
 
 /// Rest after a read: a multiple of the read's duration, within bounds. The task makes at most 100 reads a second, and takes at most a
 /// tenth of one connection's time. A read of 400 tickets takes PostgreSQL some 2 ms, the largest one 17 ms.
@@ -208,9 +211,9 @@ impl IdleReader {
 /// Returns the tickets of the longest idle engines at `keys`; `None` if no engine of the cell is idle.
 async fn read(session: &mut Session, keys: &BTreeSet<WaitKey>) -> Result<Option<HashMap<Uuid, Ticket>>, StoreError> {
     let connection = session.get().await?;
-    let ticket_ids = user_resource::longest_idle(&mut *connection, &places(keys)).await?;
-    if !ticket_ids.is_empty() {
-        return user_resource::read(connection, &ticket_ids).await.map(Some);
+    let page = user_resource::longest_idle(&mut *connection, &places(keys), None, OF_ONE_MAX).await?;
+    if !page.tickets.is_empty() {
+        return user_resource::read(connection, &page.tickets).await.map(Some);
     }
     let any = user_sum::idle(connection, Uuid::nil(), 1).await?;
     Ok((!any.is_empty()).then(HashMap::new))

@@ -11,7 +11,7 @@ use rm_model::{
     em::EmInstance,
     limit::Rule,
     limit_mode::LimitMode,
-    operation::Grant,
+    operation::{Grant, RegisterEm},
     report::{EmReport, Health},
     resource::Dimension,
 };
@@ -55,8 +55,12 @@ pub struct Ecm {
 
 impl Ecm {
     pub async fn register(client: &RmClient, name: &str, instances: i64, reaction: Reaction) -> Self {
-        let em = em(name);
-        let registered = client.register(registration(em.clone(), load(100, 100, instances))).await.unwrap();
+        Self::register_as(client, registration(em(name), load(100, 100, instances)), reaction).await
+    }
+
+    pub async fn register_as(client: &RmClient, registration: RegisterEm, reaction: Reaction) -> Self {
+        let em = registration.em.clone();
+        let registered = client.register(registration).await.unwrap();
         let engines = Arc::<Mutex<Engines>>::default();
         let reporting = report(client.clone(), em.clone(), registered.epoch, engines.clone(), reaction);
         let _reporting = AbortOnDropHandle::new(tokio::spawn(reporting));
@@ -121,7 +125,7 @@ async fn is_idle(client: &RmClient, ticket_id: Uuid) -> bool {
 }
 
 /// Returns the number of tickets whose engines have been idle for a second.
-async fn may_end(client: &RmClient) -> usize {
+pub async fn may_end(client: &RmClient) -> usize {
     let idle_for = prost_types::Duration::try_from(Duration::from_secs(1)).ok();
     let call = proto::ListTicketsRequest { idle_for, ..Default::default() };
     client.make(&rm_client::calls::LIST_TICKETS, &call).await.unwrap().tickets.len()
@@ -177,7 +181,7 @@ pub fn wait(client: &RmClient, request: ResourceRequest) -> AbortOnDropHandle<Re
     AbortOnDropHandle::new(tokio::spawn(async move { client.request_resource(&request).await.unwrap() }))
 }
 
-async fn waiting(client: &RmClient, count: usize) {
+pub async fn waiting(client: &RmClient, count: usize) {
     eventually("requests wait", LONG, async || client.waiting().await.unwrap().len() == count).await;
 }
 

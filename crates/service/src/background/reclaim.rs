@@ -28,6 +28,7 @@ use rm_engine::{
     reclaim_plan::{ReclaimPlan, ReclaimView, policy_of},
 };
 use rm_model::{
+    assessment::check_em,
     em::EmInstance,
     ledger,
     limit::{LabelPattern, Limits},
@@ -46,7 +47,7 @@ use rm_store::{
     reclaim::{self, EngineStop, RECLAIMS_MAX},
     resource_hold,
     session::{Session, clock, within_timeout},
-    user_resource::{self, ReclaimPlaces},
+    user_resource::{self, IdlePosition, ReclaimPlaces, UsedPosition},
     waiting::{self, PresentRequest},
 };
 use rm_telemetry::metrics::Metrics;
@@ -57,6 +58,12 @@ use super::{Step, Task, lease::LeaseFlag};
 const FIRST_REQUESTS: i64 = 50;
 const LATER_REQUESTS: i64 = 50;
 const DUE_REQUESTS: usize = 50;
+
+/// Maximum number of tickets that a page of the reclaimable ones contains for each EM and user.
+const OF_ONE_MAX: i64 = 128;
+
+/// Maximum number of EMs with idle engines, and of those with busy ones, at which requests without an EM are tried in a step.
+const TRIED_EMS_MAX: usize = 128;
 
 /// Period in which a policy allows its `per_minute` ends.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -129,11 +136,22 @@ pub struct ReclaimIdle {
     writer: Option<Uuid>,
     /// Position after which the later requests of the next step begin; `None` for those after the first ones.
     after: Option<QueuePosition>,
+    later: LaterTickets,
     /// Number of the step, which selects the EMs for requests without one.
     step: u64,
     /// Time without a report after which an EM is silent.
     silent_after: Duration,
     recalls: RecallTimes,
+}
+
+/// Positions after which the later pages of reclaimable tickets begin in the next step. A page moves on with each step, so that tickets that a
+/// policy exempts hide no other ones.
+#[derive(Debug, Default)]
+struct LaterTickets {
+    idle: Option<IdlePosition>,
+    idle_anywhere: Option<IdlePosition>,
+    used: Option<UsedPosition>,
+    used_anywhere: Option<UsedPosition>,
 }
 
 /// Times of the recalls in the last minute, by policy. An instance that takes the lease over begins without times.
@@ -163,8 +181,8 @@ impl RecallTimes {
 impl ReclaimIdle {
     /// Creates the task. EMs without a report for `silent_after` are silent.
     pub fn new(holder: LeaseFlag, silent_after: Duration, metrics: Metrics) -> Self {
-        let (limits, writer, after, recalls) = (Arc::default(), None, None, RecallTimes::default());
-        Self { holder, metrics, limits, writer, after, step: 0, silent_after, recalls }
+        let (limits, writer, after, later) = (Arc::default(), None, None, LaterTickets::default());
+        Self { holder, metrics, limits, writer, after, later, step: 0, silent_after, recalls: RecallTimes::default() }
     }
 
     async fn run(&mut self, session: &mut Session) -> Result<(), StoreError> {
@@ -287,7 +305,7 @@ impl ReclaimIdle {
 
     /// Reads the state of the requests of a page, and the tickets that may end at the keys where they are short.
     async fn read(
-        &self,
+        &mut self,
         connection: &mut PgConnection,
         page: Vec<PresentRequest>,
         rows: Vec<Reclaim>,
@@ -300,8 +318,7 @@ impl ReclaimIdle {
         let anywhere = ReclaimPlaces { any_user: true, ..ReclaimPlaces::default() };
         let names_no_em = |present: &PresentRequest| present.selector.is_some();
         if page.iter().any(names_no_em) {
-            let idle = user_resource::longest_idle(&mut *connection, &anywhere).await?;
-            tickets.extend(user_resource::read(&mut *connection, &idle).await?);
+            tickets.extend(longest_idle(connection, &anywhere, &mut self.later.idle_anywhere).await?);
         }
         let idle_ems = idle_ems(&self.limits, &tickets);
         let can_be_entitled = |present: &PresentRequest| {
@@ -311,8 +328,7 @@ impl ReclaimIdle {
         let busy_ems =
             match busy_until.filter(|_| page.iter().any(|present| names_no_em(present) && can_be_entitled(present))) {
                 Some(until) => {
-                    let used = user_resource::newest_used(&mut *connection, &anywhere, until).await?;
-                    let used = user_resource::read(&mut *connection, &used).await?;
+                    let used = newest_used(connection, &anywhere, until, &mut self.later.used_anywhere).await?;
                     let ems = busy_ems(&self.limits, &used);
                     tickets.extend(used);
                     ems
@@ -323,10 +339,14 @@ impl ReclaimIdle {
             |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
         let chosen_at: HashMap<Uuid, EmInstance> =
             rows.iter().filter(counts).map(|row| (row.for_ticket_id, row.for_em.clone())).collect();
+        let tried_ems = idle_ems.iter().chain(&busy_ems).chain(chosen_at.values());
+        let tried_ems = em_resource::read(&mut *connection, tried_ems).await?;
         let tried = page.into_iter().map(|present| {
             let chosen_at = chosen_at.get(&present.request.ticket_id);
             let busy_ems = if can_be_entitled(&present) { &busy_ems[..] } else { &[] };
-            tried(present, chosen_at, [&idle_ems, busy_ems], self.step)
+            tried(present, chosen_at, [&idle_ems, busy_ems], self.step, |em, spec| {
+                tried_ems.get(em).is_some_and(|em| em.drain.is_none() && check_em(em, &self.limits, spec).is_ok())
+            })
         });
         let mut requests: Vec<TriedRequest> = tried.collect();
         let any_em = requests.iter().flat_map(|request| &request.places).filter(|place| place.any_em);
@@ -338,12 +358,11 @@ impl ReclaimIdle {
         }
         let places: Vec<&PlacedRequest> = requests.iter().flat_map(|request| &request.places).collect();
         let mut state = read_check_state(&mut *connection, &places, &self.limits).await?;
-        let idle = user_resource::longest_idle(&mut *connection, &short_places(&state, &places)).await?;
-        tickets.extend(user_resource::read(&mut *connection, &idle).await?);
+        tickets.extend(longest_idle(connection, &short_places(&state, &places), &mut self.later.idle).await?);
         if let Some(until) = busy_until {
             let guaranteed: Vec<_> = places.into_iter().filter(|place| has_guarantee(place, &self.limits)).collect();
-            let used = user_resource::newest_used(&mut *connection, &short_places(&state, &guaranteed), until).await?;
-            tickets.extend(user_resource::read(&mut *connection, &used).await?);
+            let guaranteed = short_places(&state, &guaranteed);
+            tickets.extend(newest_used(connection, &guaranteed, until, &mut self.later.used).await?);
         }
         let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
         let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
@@ -352,6 +371,35 @@ impl ReclaimIdle {
         let held = held(connection, &tickets, now).await?;
         Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, held, now })
     }
+}
+
+/// Returns the longest idle tickets in each of `places`: the first page, and the one after `after`, which moves on.
+async fn longest_idle(
+    connection: &mut PgConnection,
+    places: &ReclaimPlaces,
+    after: &mut Option<IdlePosition>,
+) -> Result<HashMap<Uuid, Ticket>, StoreError> {
+    let mut page = user_resource::longest_idle(&mut *connection, places, None, OF_ONE_MAX).await?;
+    if let Some(from) = page.next.map(|next| after.map_or(next, |after| after.max(next))) {
+        page.append(user_resource::longest_idle(&mut *connection, places, Some(from), OF_ONE_MAX).await?);
+    }
+    *after = page.next;
+    user_resource::read(connection, &page.tickets).await
+}
+
+/// Returns the newest used tickets in each of `places` that were requested up to `until`, as [`longest_idle`] does.
+async fn newest_used(
+    connection: &mut PgConnection,
+    places: &ReclaimPlaces,
+    until: OffsetDateTime,
+    after: &mut Option<UsedPosition>,
+) -> Result<HashMap<Uuid, Ticket>, StoreError> {
+    let mut page = user_resource::newest_used(&mut *connection, places, until, None, OF_ONE_MAX).await?;
+    if let Some(from) = page.next.map(|next| after.map_or(next, |after| after.max(next))) {
+        page.append(user_resource::newest_used(&mut *connection, places, until, Some(from), OF_ONE_MAX).await?);
+    }
+    *after = page.next;
+    user_resource::read(connection, &page.tickets).await
 }
 
 /// Returns the tickets whose EM or user is held.
@@ -401,7 +449,7 @@ fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance>
     let mut idle: Vec<_> = allowed.filter_map(|ticket| Some((idle_since(ticket)?, ticket.id, &ticket.em))).collect();
     idle.sort_unstable();
     let mut known = BTreeSet::new();
-    idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).cloned().collect()
+    idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).take(TRIED_EMS_MAX).cloned().collect()
 }
 
 /// Returns the EMs with the newest used tickets whose engines a policy lets end while they are busy.
@@ -410,7 +458,7 @@ fn busy_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance>
     let mut newest: Vec<_> = allowed.map(|ticket| (Reverse(ticket.id), &ticket.em)).collect();
     newest.sort_unstable();
     let mut known = BTreeSet::new();
-    newest.into_iter().map(|(_, em)| em).filter(|em| known.insert(*em)).cloned().collect()
+    newest.into_iter().map(|(_, em)| em).filter(|em| known.insert(*em)).take(TRIED_EMS_MAX).cloned().collect()
 }
 
 /// Returns those of `ems` that are silent or unhealthy.
@@ -425,14 +473,20 @@ async fn unavailable(
 }
 
 /// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice, or else at one of each of
-/// `ems`, another one in each step.
-fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: [&[EmInstance]; 2], step: u64) -> TriedRequest {
+/// `ems` that `accepts` it, another one in each step.
+fn tried(
+    present: PresentRequest,
+    chosen_at: Option<&EmInstance>,
+    ems: [&[EmInstance]; 2],
+    step: u64,
+    accepts: impl Fn(&EmInstance, &RequestSpec) -> bool,
+) -> TriedRequest {
     let PresentRequest { position, request, selector } = present;
     let (ticket_id, wait_until, is_anywhere) = (request.ticket_id, request.wait_until, selector.is_some());
-    let selector = selector.unwrap_or_default();
+    let home = placed(position, request, selector.unwrap_or_default());
     let may_use = |em: &&EmInstance| {
-        let is_kind = selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
-        is_anywhere && is_kind && **em != request.em
+        let is_kind = home.ask.selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
+        is_anywhere && is_kind && **em != home.em && accepts(em, &home.ask)
     };
     let one_of = |ems: &[EmInstance]| {
         let usable: Vec<&EmInstance> = ems.iter().filter(may_use).collect();
@@ -444,7 +498,6 @@ fn tried(present: PresentRequest, chosen_at: Option<&EmInstance>, ems: [&[EmInst
         Some(chosen_at) => Some(chosen_at).filter(may_use).cloned().into_iter().collect(),
         None => ems.into_iter().filter_map(one_of).collect(),
     };
-    let home = placed(position, request, selector);
     let at = |em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() };
     let others: Vec<PlacedRequest> = others.into_iter().map(at).collect();
     TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(others).collect() }
