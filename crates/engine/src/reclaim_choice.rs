@@ -166,7 +166,7 @@ struct Solution<'a> {
 /// Costs of a solution, the heaviest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Costs {
-    /// Tickets of busy engines without an earlier choice for the request.
+    /// Tickets of busy engines.
     busy: usize,
     /// Tickets without an earlier choice for the request.
     new: usize,
@@ -257,12 +257,12 @@ impl ReclaimTrial {
         let scopes = place.scopes(&self.state.limits);
         let of_request = scopes.iter().map(|at| (at.counter.clone(), self.certain(&at.counter))).collect();
         let mut tickets = self.tried(request, (place, &of_request), candidates);
-        // Earlier choices come first, so that their grace periods end, and busy engines last. An idle engine that the request could use
-        // comes after other idle ones.
+        // Busy engines come last, also if they were chosen earlier: they end only if idle ones do not suffice. Earlier choices come first, so
+        // that their grace periods end. An idle engine that the request could use comes after other idle ones.
         tickets.sort_by_key(|candidate| {
             let ReclaimableTicket { ticket, activity, chosen, .. } = candidate.reclaimable;
             let number = chosen.map_or(usize::MAX, |chosen| chosen.number);
-            (!own(candidate), candidate.is_busy(), number, is_same_kind(ticket, place), *activity, ticket.id)
+            (candidate.is_busy(), !own(candidate), number, is_same_kind(ticket, place), *activity, ticket.id)
         });
         tickets.retain(|candidate| {
             !self.is_guaranteed(candidate, place, &of_request)
@@ -282,7 +282,7 @@ impl ReclaimTrial {
             self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
         }
         let costs = Costs {
-            busy: needed.iter().filter(|candidate| candidate.is_busy() && !own(candidate)).count(),
+            busy: needed.iter().filter(|candidate| candidate.is_busy()).count(),
             new: needed.iter().filter(|candidate| !own(candidate)).count(),
             all: needed.len(),
         };

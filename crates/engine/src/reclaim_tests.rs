@@ -382,6 +382,18 @@ fn busy_engines_without_task_end_first() {
     assert_eq!(world.plan(), ReclaimPlan::default());
 }
 
+/// A busy engine that was chosen stays once an idle one suffices.
+#[test]
+fn chosen_busy_engine_is_replaced_by_idle_one() {
+    let mut world = World::guaranteed(2, 10, 1).with_policies([busy_policy(&[("user", None)])]);
+    world.ticket(1, "a", BOB, None);
+    world.ticket(2, "a", BOB, Some(100));
+    world.request(100, "a", SQL, 1);
+    world.row(1, 100, DUE, ReclaimFor::Present);
+    world.rows[0].busy = true;
+    assert_eq!((world.chosen(), world.withdrawn(), world.due()), (vec![(2, 100)], vec![1], vec![]));
+}
+
 #[test]
 fn busy_engines_of_lowest_priority_end_first() {
     let mut world = World::guaranteed(3, 10, 1).with_policies([busy_policy(&[("user", None)])]);

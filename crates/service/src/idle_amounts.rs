@@ -31,7 +31,7 @@ use rm_model::{
 use rm_store::{
     Store, StoreError,
     session::{Session, within_short_timeout},
-    user_resource::{self, ReclaimPlaces},
+    user_resource::{self, ReclaimOrder, ReclaimPlace},
     user_sum,
 };
 use rm_telemetry::metrics::Metrics;
@@ -52,7 +52,7 @@ const QUEUE_MAX: usize = 64;
 const BATCH_MAX: usize = 8;
 
 /// Maximum number of tickets that a read returns for each of these EMs and users.
-const OF_ONE_MAX: i64 = 256;
+const OF_EACH_MAX: usize = 256;
 
 /// Rest after a read: a multiple of the read's duration, within bounds. The task makes at most 100 reads a second, and takes at most a
 /// tenth of one connection's time. A read of 400 tickets takes PostgreSQL some 2 ms, the largest one 17 ms.
@@ -211,24 +211,24 @@ impl IdleReader {
 /// Returns the tickets of the longest idle engines at `keys`; `None` if no engine of the cell is idle.
 async fn read(session: &mut Session, keys: &BTreeSet<WaitKey>) -> Result<Option<HashMap<Uuid, Ticket>>, StoreError> {
     let connection = session.get().await?;
-    let page = user_resource::longest_idle(&mut *connection, &places(keys), None, OF_ONE_MAX).await?;
-    if !page.tickets.is_empty() {
-        return user_resource::read(connection, &page.tickets).await.map(Some);
+    let places = places(keys);
+    let places: Vec<_> = places.iter().map(|place| (place, None)).collect();
+    let pages = user_resource::reclaimable(&mut *connection, ReclaimOrder::LongestIdle, &places, OF_EACH_MAX).await?;
+    let ticket_ids: Vec<Uuid> = pages.into_iter().flat_map(|page| page.tickets).collect();
+    if !ticket_ids.is_empty() {
+        return user_resource::read(connection, &ticket_ids).await.map(Some);
     }
     let any = user_sum::idle(connection, Uuid::nil(), 1).await?;
     Ok((!any.is_empty()).then(HashMap::new))
 }
 
-fn places(keys: &BTreeSet<WaitKey>) -> ReclaimPlaces {
-    let mut places = ReclaimPlaces::default();
-    for key in keys {
-        match key {
-            WaitKey::Em(em) => drop(places.ems.insert(em.clone())),
-            WaitKey::Scope(scope) => places.users.extend(user_of(scope).and_then(|user| Name::parse(USER, user).ok())),
-            WaitKey::Queue { .. } => {}
-        }
-    }
-    places
+fn places(keys: &BTreeSet<WaitKey>) -> BTreeSet<ReclaimPlace> {
+    let place = |key: &WaitKey| match key {
+        WaitKey::Em(em) => Some(ReclaimPlace::Em(em.clone())),
+        WaitKey::Scope(scope) => Some(ReclaimPlace::User(Name::parse(USER, user_of(scope)?).ok()?)),
+        WaitKey::Queue { .. } => None,
+    };
+    keys.iter().filter_map(place).collect()
 }
 
 /// Returns the sum of the tickets of idle engines that count at a key.

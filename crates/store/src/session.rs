@@ -69,6 +69,12 @@ pub async fn hurried(connection: &mut PgConnection, longest: Duration) -> Result
     Ok(())
 }
 
+/// Lets all later reads of the transaction of `connection`, which has not read yet, see the same state. It writes nothing.
+pub async fn snapshot(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").execute(connection).await?;
+    Ok(())
+}
+
 /// Extends the timeouts of the current transaction of `connection` for a repair: locks 10 s, statements 60 s.
 pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query(

@@ -37,7 +37,7 @@ pub(super) use groups::em_ticket_group;
 pub use groups::{EmTicketGroup, TicketGroup, for_each_em_group, for_each_group};
 pub use idle::{IdleChange, idle_on, update_idle};
 pub use list::{TicketFilter, TicketListPage, list};
-pub use reclaimable::{IdlePosition, ReclaimPlaces, ReclaimablePage, UsedPosition, longest_idle, newest_used};
+pub use reclaimable::{PlacePage, ReclaimOrder, ReclaimPlace, ReclaimPosition, reclaimable};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");
 

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use rm_client::calls;
 use rm_edge::convert;
-use rm_model::limit::LabelPattern;
+use rm_model::{limit::LabelPattern, scope::RESERVED};
 use rm_proto::v1::{
     DeleteLimitRequest, Limit, LimitMode, LimitState, ListLimitsRequest, SetLimitRequest, SetLimitResponse,
 };
@@ -92,7 +92,7 @@ pub struct DeleteLimitCommand {
     arguments: ServiceArguments,
 }
 
-/// Returns a limit with these labels: `KEY=VALUE`, `each KEY`, or `KEY`, several with commas.
+/// Returns a limit with these labels: `KEY=VALUE`, `each KEY`, or the name of a label that requests cannot set, several with commas.
 ///
 /// # Errors
 /// [`CommandFailure::Usage`] if a label has two values.
@@ -113,8 +113,9 @@ pub fn labelled(labels: &[String]) -> Result<Limit, CommandFailure> {
                 let advice = format!("write \"each {label}\" with its label, in quotes");
                 return Err(CommandFailure::Usage(format!("LABELS: each names no label; {advice}")));
             }
-            None if labels.len() > 1 && !part.trim().starts_with("each ") => {
-                let advice = "write LABEL=VALUE, or \"each LABEL\" in quotes for each of its values";
+            // A word alone is a label of every ticket; any other may be a value, or a mistyped label.
+            None if !part.trim().starts_with("each ") && (labels.len() > 1 || !RESERVED.contains(&part.trim())) => {
+                let advice = format!("write LABEL=VALUE, or \"each {}\" in quotes for each of its values", part.trim());
                 return Err(CommandFailure::Usage(format!("LABELS: {part:?} has no value; {advice}")));
             }
             None => {
@@ -277,8 +278,9 @@ mod tests {
             let pattern = convert::limit::pattern("LABELS", &labelled(&labels).unwrap()).unwrap();
             assert_eq!(pattern.to_string(), shown);
         }
-        assert!(convert::limit::pattern("LABELS", &labelled(&[String::new()]).unwrap()).is_err());
-        assert!(labelled(&["user=a,user=b".to_owned()]).is_err());
+        for wrong in ["", "user=a,user=b", "hadoop", "user:hadoop"] {
+            assert!(labelled(&[wrong.to_owned()]).is_err(), "{wrong}");
+        }
         assert!(labelled(&["user=hadoop", "creator"].map(str::to_owned)).is_err());
     }
 }

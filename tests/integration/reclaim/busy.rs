@@ -87,6 +87,26 @@ async fn tenants_get_their_guarantees_back() {
     assert_invariants(&database, &rm.client).await;
 }
 
+/// The requests of one user are entitled one after the other. The engines for all of them are chosen once: their grace periods run together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_for_turns_of_one_user_are_chosen_once() {
+    let (database, rm) = start().await;
+    guarantee(&rm.client, "red", 9).await;
+    let ecm = Ecm::register(&rm.client, "host1", 10, Reaction::Stops).await;
+    for _ in 0..10 {
+        ecm.engine_of(of_tenant(&ecm, "blue"), false).await;
+    }
+    all_are_old(&database).await;
+    rm.client.set_reclaim_policy(&busy(ReclaimMode::Stop), "").await.unwrap();
+    let calls: Vec<_> = (0..9).map(|_| wait(&rm.client, of_tenant(&ecm, "red"))).collect();
+    for call in calls {
+        assert!(matches!(call.await.unwrap(), ResultResource::Available(_)));
+    }
+    let totals = ["chosen", "recalled"].map(|of| rm.metric(&format!("linkis_rm_reclaim_{of}_total")));
+    assert_eq!(totals, [9.0, 9.0]);
+    assert_invariants(&database, &rm.client).await;
+}
+
 /// A busy engine that an operator withdraws stays, and another one is chosen. Without `busy`, none is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn withdrawn_busy_engine_stays() {

@@ -98,6 +98,12 @@ impl Ecm {
         ticket_id
     }
 
+    /// Lets all engines be idle from now on.
+    pub fn rest(&self) {
+        let engines = &mut *self.engines.lock().unwrap();
+        engines.idle.extend(engines.live.iter().map(|(grant, _)| grant.ticket_id));
+    }
+
     pub fn live(&self) -> BTreeSet<Uuid> {
         self.engines.lock().unwrap().live.iter().map(|(grant, _)| grant.ticket_id).collect()
     }

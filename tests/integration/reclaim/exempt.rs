@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use rm_client::{ResourceRequest, RmClient};
+use rm_client::{ResourceRequest, ResultResource, RmClient};
 use rm_model::{name::Labels, operation::RegisterEm, selector::EmSelector};
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -15,8 +15,11 @@ use super::{
     *,
 };
 
-/// Number of idle engines that a policy exempts: more than two pages of an EM or user, and more than a page of all.
-const EXEMPT: i64 = 600;
+/// Number of idle engines that a policy exempts, twice: more than two pages of an EM or user, and together more than a page of the cell.
+const EXEMPT: i64 = 300;
+
+/// Number of requests that wait at another EM: more than a step looks at.
+const OTHERS: usize = 120;
 
 /// Starts the exempt engines.
 async fn keep_many(ecm: &Arc<Ecm>) {
@@ -41,34 +44,67 @@ async fn chosen_times(client: &RmClient) -> Vec<String> {
     client.reclaims().await.unwrap().iter().map(|reclaim| format!("{:?}", reclaim.due_time)).collect()
 }
 
-/// The only engine that may end is idle for a shorter time than many others on its EM, and in the cell.
+/// The engines that may end are idle for a shorter time than many others on their EM, and in the cell. Most steps look at requests elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exempt_idle_engines_hide_no_other_one() {
+async fn exempt_idle_engines_hide_no_other_ones() {
     let (database, rm) = start().await;
-    let size = EXEMPT + 2;
+    let size = 2 * EXEMPT + 3;
     let registration = registration(em("host1"), load(size, size, size));
     let ecm = Arc::new(Ecm::register_as(&rm.client, registration, Reaction::Ignores).await);
-    let small = Ecm::register(&rm.client, "host2", 1, Reaction::Ignores).await;
+    let [small, full] = ["host2", "host3"].map(|name| Ecm::register(&rm.client, name, 1, Reaction::Ignores));
+    let (small, full) = (small.await, full.await);
     rm.client.set_reclaim_policy(&policy(&[("user", Some("keeper"))], ReclaimMode::Off), "").await.unwrap();
-    keep_many(&ecm).await;
     let idle = "SELECT count(*) FROM linkis_user_resource_meta_data WHERE idle_since IS NOT NULL";
-    eventually("the others are idle", LONG, async || database.count(idle).await == EXEMPT).await;
-    let (on_em, elsewhere) = (ecm.idle_engine("ann", "sql").await, small.idle_engine("ann", "sql").await);
-    ecm.engine("bob", "spark", false).await;
+    let mut may_end = BTreeSet::new();
+    for half in 1..=2 {
+        keep_many(&ecm).await;
+        eventually("they are idle", LONG, async || database.count(idle).await == half * (EXEMPT + 1) - 1).await;
+        may_end.insert(ecm.idle_engine("ann", "sql").await);
+    }
+    let elsewhere = small.idle_engine("ann", "sql").await;
+    for ecm in [&ecm, &full] {
+        ecm.engine("bob", "spark", false).await;
+    }
     rm.client.set_reclaim_policy(&quick(ReclaimMode::Observe), "").await.unwrap();
-    let calls = [
-        wait(&rm.client, ecm.request("bob", "spark")),
-        wait(&rm.client, ResourceRequest { em: None, ..ecm.request("carol", "spark") }),
-    ];
-    waiting(&rm.client, 2).await;
-    eventually("both are chosen", LONG, async || chosen(&rm.client).await == [on_em, elsewhere].into()).await;
-    // They stay chosen while the page moves on.
+    let others = (0..OTHERS).map(|number| wait(&rm.client, full.request(&format!("user{number}"), "spark")));
+    let others: Vec<_> = others.collect();
+    waiting(&rm.client, OTHERS).await;
+    let two = ResourceRequest { resource: load(2, 2, 2), ..ecm.request("bob", "spark") };
+    let anywhere = ResourceRequest { em: None, ..ecm.request("carol", "spark") };
+    let calls = [two, anywhere].map(|request| wait(&rm.client, request));
+    waiting(&rm.client, OTHERS + 2).await;
+    may_end.insert(elsewhere);
+    eventually("both are chosen", LONG, async || chosen(&rm.client).await == may_end).await;
+    // They stay chosen while the pages move on.
     let steps = || rm.metric("linkis_rm_reclaim_step_seconds_count");
     let (before, rows) = (steps(), chosen_times(&rm.client).await);
     eventually("more steps", LONG, async || steps() >= before + 5.0).await;
     assert_eq!(chosen_times(&rm.client).await, rows);
-    drop(calls);
+    drop((others, calls));
     assert_invariants(&database, &rm.client).await;
+}
+
+/// An engine that a policy only observes delays the end of another one, on another EM, by nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn observed_engine_delays_no_other_one() {
+    let (_database, rm) = start().await;
+    let [full, observed, other] =
+        ["host1", "host2", "host3"].map(|name| Ecm::register(&rm.client, name, 1, Reaction::Stops));
+    let (full, observed, other) = (full.await, observed.await, other.await);
+    full.engine("bob", "spark", false).await;
+    let shown = observed.idle_engine("ann", "spark").await;
+    other.engine("bob", "spark", false).await;
+    rm.client.set_reclaim_policy(&quick(ReclaimMode::Stop), "").await.unwrap();
+    let observe = ReclaimPolicy {
+        pattern: policy(&[("user", Some("ann"))], ReclaimMode::Off).pattern,
+        ..quick(ReclaimMode::Observe)
+    };
+    rm.client.set_reclaim_policy(&observe, "").await.unwrap();
+    let call = wait(&rm.client, ResourceRequest { em: None, ..full.request("carol", "sql") });
+    eventually("it is shown", LONG, async || chosen(&rm.client).await == [shown].into()).await;
+    other.rest();
+    assert!(matches!(call.await.unwrap(), ResultResource::Available(_)));
+    assert_eq!((observed.live().len(), other.live().len()), (1, 0));
 }
 
 /// A request without an EM takes no engine of an EM whose labels do not allow it.

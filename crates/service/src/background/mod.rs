@@ -8,7 +8,7 @@
 //! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
 //! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `user_sums` (use by user), `announce` (the instance and its tasks).
 //! - Waiting requests: `reclaim` (idle engines that are to end for them).
-//! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).
+//! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs). Of `reclaim` alone: `reclaim_sweeps`.
 
 use std::{
     future::Future,
@@ -39,6 +39,7 @@ pub mod lost_ems;
 pub mod prune_counters;
 pub mod prune_history;
 pub mod reclaim;
+mod reclaim_sweeps;
 pub mod refusals;
 mod round_robin;
 pub mod self_audit;

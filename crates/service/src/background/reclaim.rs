@@ -11,6 +11,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::Arc,
     time::Duration,
 };
@@ -29,7 +30,7 @@ use rm_engine::{
 };
 use rm_model::{
     assessment::check_em,
-    em::EmInstance,
+    em::{Em, EmInstance},
     ledger,
     limit::{LabelPattern, Limits},
     name::Name,
@@ -37,39 +38,35 @@ use rm_model::{
     principal::Principal,
     reclaim::{Reclaim, ReclaimMode, ReclaimPolicy, ReclaimProgress},
     report::{EmStatus, Health},
+    resource::{Dimension, Resource},
     scope::{ScopeCounter, USER},
     selector::EmSelector,
     ticket::{Ticket, TicketState},
     wait_queue::{QueuePosition, WaitKey, WaitingRequest},
 };
 use rm_store::{
-    StoreError, em_report, em_resource, label_resource, limit,
+    StoreError, Work, em_report, em_resource, label_resource, limit,
     reclaim::{self, EngineStop, RECLAIMS_MAX},
     resource_hold,
-    session::{Session, clock, within_timeout},
-    user_resource::{self, IdlePosition, ReclaimPlaces, UsedPosition},
+    session::{self, Session, clock, within_timeout},
+    user_resource::{self, ReclaimOrder, ReclaimPlace},
     waiting::{self, PresentRequest},
 };
 use rm_telemetry::metrics::Metrics;
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task, lease::LeaseFlag, reclaim_sweeps::Sweeps};
 
 /// Maximum number of waiting requests per step: of the first ones, of later ones, and of those with due tickets.
 const FIRST_REQUESTS: i64 = 50;
 const LATER_REQUESTS: i64 = 50;
 const DUE_REQUESTS: usize = 50;
 
-/// Maximum number of tickets that a page of the reclaimable ones contains for each EM and user.
-const OF_ONE_MAX: i64 = 128;
-
-/// Maximum number of EMs with idle engines, and of those with busy ones, at which requests without an EM are tried in a step.
-const TRIED_EMS_MAX: usize = 128;
-
 /// Period in which a policy allows its `per_minute` ends.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Maximum age of the read by which replies to heartbeats name tickets. Until then, a withdrawal may have no effect.
-const STOPS_AGE_MAX: Duration = Duration::from_secs(2);
+/// Maximum age of the read by which replies to heartbeats name tickets. Until then, a withdrawal may have no effect. A read follows each
+/// second; only a slow database makes them older.
+const STOPS_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// Tickets of engines that are to end, by EM, as each instance last read them. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -113,6 +110,8 @@ impl RefreshEngineStops {
 impl Task for RefreshEngineStops {
     const NAME: &'static str = "engine_stops";
     const PERIOD: Duration = Duration::from_secs(1);
+    // No step of `reclaim` delays it.
+    const WORK: Work = Work::Vital;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         let read_at = Instant::now();
@@ -136,22 +135,13 @@ pub struct ReclaimIdle {
     writer: Option<Uuid>,
     /// Position after which the later requests of the next step begin; `None` for those after the first ones.
     after: Option<QueuePosition>,
-    later: LaterTickets,
+    idle: Sweeps,
+    used: Sweeps,
     /// Number of the step, which selects the EMs for requests without one.
     step: u64,
     /// Time without a report after which an EM is silent.
     silent_after: Duration,
     recalls: RecallTimes,
-}
-
-/// Positions after which the later pages of reclaimable tickets begin in the next step. A page moves on with each step, so that tickets that a
-/// policy exempts hide no other ones.
-#[derive(Debug, Default)]
-struct LaterTickets {
-    idle: Option<IdlePosition>,
-    idle_anywhere: Option<IdlePosition>,
-    used: Option<UsedPosition>,
-    used_anywhere: Option<UsedPosition>,
 }
 
 /// Times of the recalls in the last minute, by policy. An instance that takes the lease over begins without times.
@@ -181,14 +171,14 @@ impl RecallTimes {
 impl ReclaimIdle {
     /// Creates the task. EMs without a report for `silent_after` are silent.
     pub fn new(holder: LeaseFlag, silent_after: Duration, metrics: Metrics) -> Self {
-        let (limits, writer, after, later) = (Arc::default(), None, None, LaterTickets::default());
-        Self { holder, metrics, limits, writer, after, later, step: 0, silent_after, recalls: RecallTimes::default() }
+        let (limits, writer, after, recalls) = (Arc::default(), None, None, RecallTimes::default());
+        let (idle, used) = (Sweeps::default(), Sweeps::default());
+        Self { holder, metrics, limits, writer, after, idle, used, step: 0, silent_after, recalls }
     }
 
     async fn run(&mut self, session: &mut Session) -> Result<(), StoreError> {
         let connection = session.get().await?;
         self.limits = within_timeout(limit::current(&mut *connection, &self.limits)).await?;
-        let is_active = self.limits.queue_rules().reclaim.is_active();
         let writer = match self.writer {
             Some(writer) => writer,
             // Rows are read after the earlier writer has ended.
@@ -198,21 +188,16 @@ impl ReclaimIdle {
                 *self.writer.insert(writer)
             }
         };
-        let rows = within_timeout(reclaim::all(&mut *connection)).await?;
-        self.metrics.reclaim.note(&rows);
-        if !is_active && rows.is_empty() {
-            return Ok(());
-        }
-        let page = match is_active {
-            true => within_timeout(self.page(connection, &rows)).await?,
-            false => Vec::new(),
-        };
-        if page.is_empty() && rows.is_empty() {
-            return Ok(());
-        }
-        self.step = self.step.wrapping_add(1);
-        let view = within_timeout(self.read(connection, page, rows)).await?;
-        // Up to some hundred milliseconds of computation.
+        let view = within_timeout(async {
+            // All reads have one snapshot: a ticket that ends between two of them would count twice, or not at all.
+            let connection = session.begin().await?;
+            session::snapshot(&mut *connection).await?;
+            self.view(connection).await
+        });
+        let view = view.await?;
+        // The computation takes up to some hundred milliseconds.
+        session.give_back().await;
+        let Some(view) = view else { return Ok(()) };
         let Ok(plan) = tokio::task::spawn_blocking(move || view.plan()).await else { return Ok(()) };
         if !self.write(session, writer, &plan).await? {
             return Ok(());
@@ -228,6 +213,25 @@ impl ReclaimIdle {
             }
         }
         Ok(())
+    }
+
+    /// Reads the state of a step; `None` if it has nothing to do.
+    async fn view(&mut self, connection: &mut PgConnection) -> Result<Option<ReclaimView>, StoreError> {
+        let is_active = self.limits.queue_rules().reclaim.is_active();
+        let rows = reclaim::all(&mut *connection).await?;
+        self.metrics.reclaim.note(&rows);
+        if !is_active && rows.is_empty() {
+            return Ok(None);
+        }
+        let page = match is_active {
+            true => self.page(connection, &rows).await?,
+            false => Vec::new(),
+        };
+        if page.is_empty() && rows.is_empty() {
+            return Ok(None);
+        }
+        self.step = self.step.wrapping_add(1);
+        self.read(connection, page, rows).await.map(Some)
     }
 
     /// Returns waiting requests in the order of their positions: the first ones, those of a page that moves on with each step, and those
@@ -315,10 +319,10 @@ impl ReclaimIdle {
         let now = clock(&mut *connection).await?;
         // Tickets that were requested later are too young for the end of a busy engine.
         let busy_until = self.limits.queue_rules().reclaim.min_life().map(|min_life| now - min_life);
-        let anywhere = ReclaimPlaces { any_user: true, ..ReclaimPlaces::default() };
+        let anywhere = BTreeSet::from([ReclaimPlace::Cell]);
         let names_no_em = |present: &PresentRequest| present.selector.is_some();
         if page.iter().any(names_no_em) {
-            tickets.extend(longest_idle(connection, &anywhere, &mut self.later.idle_anywhere).await?);
+            tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, &anywhere, &self.limits).await?);
         }
         let idle_ems = idle_ems(&self.limits, &tickets);
         let can_be_entitled = |present: &PresentRequest| {
@@ -328,7 +332,8 @@ impl ReclaimIdle {
         let busy_ems =
             match busy_until.filter(|_| page.iter().any(|present| names_no_em(present) && can_be_entitled(present))) {
                 Some(until) => {
-                    let used = newest_used(connection, &anywhere, until, &mut self.later.used_anywhere).await?;
+                    let order = ReclaimOrder::NewestUsed { until };
+                    let used = self.used.read(connection, order, &anywhere, &self.limits).await?;
                     let ems = busy_ems(&self.limits, &used);
                     tickets.extend(used);
                     ems
@@ -337,15 +342,14 @@ impl ReclaimIdle {
             };
         let counts =
             |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
-        let chosen_at: HashMap<Uuid, EmInstance> =
-            rows.iter().filter(counts).map(|row| (row.for_ticket_id, row.for_em.clone())).collect();
-        let tried_ems = idle_ems.iter().chain(&busy_ems).chain(chosen_at.values());
-        let tried_ems = em_resource::read(&mut *connection, tried_ems).await?;
+        let earlier: HashMap<Uuid, &Reclaim> = rows.iter().filter(counts).map(|row| (row.for_ticket_id, row)).collect();
+        let ems = earlier.values().map(|row| &row.for_em).chain(&idle_ems).chain(&busy_ems);
+        let ems = em_resource::read(&mut *connection, ems.collect::<BTreeSet<_>>()).await?;
         let tried = page.into_iter().map(|present| {
-            let chosen_at = chosen_at.get(&present.request.ticket_id);
+            let earlier = earlier.get(&present.request.ticket_id).copied();
             let busy_ems = if can_be_entitled(&present) { &busy_ems[..] } else { &[] };
-            tried(present, chosen_at, [&idle_ems, busy_ems], self.step, |em, spec| {
-                tried_ems.get(em).is_some_and(|em| em.drain.is_none() && check_em(em, &self.limits, spec).is_ok())
+            tried(present, earlier, [&idle_ems, busy_ems], self.step, |em, spec| {
+                ems.get(em).is_some_and(|em| accepts(em, &self.limits, spec))
             })
         });
         let mut requests: Vec<TriedRequest> = tried.collect();
@@ -358,11 +362,12 @@ impl ReclaimIdle {
         }
         let places: Vec<&PlacedRequest> = requests.iter().flat_map(|request| &request.places).collect();
         let mut state = read_check_state(&mut *connection, &places, &self.limits).await?;
-        tickets.extend(longest_idle(connection, &short_places(&state, &places), &mut self.later.idle).await?);
+        let short = short_places(&state, &places);
+        tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, &short, &self.limits).await?);
         if let Some(until) = busy_until {
             let guaranteed: Vec<_> = places.into_iter().filter(|place| has_guarantee(place, &self.limits)).collect();
-            let guaranteed = short_places(&state, &guaranteed);
-            tickets.extend(newest_used(connection, &guaranteed, until, &mut self.later.used).await?);
+            let (short, order) = (short_places(&state, &guaranteed), ReclaimOrder::NewestUsed { until });
+            tickets.extend(self.used.read(connection, order, &short, &self.limits).await?);
         }
         let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
         let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
@@ -371,35 +376,6 @@ impl ReclaimIdle {
         let held = held(connection, &tickets, now).await?;
         Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, held, now })
     }
-}
-
-/// Returns the longest idle tickets in each of `places`: the first page, and the one after `after`, which moves on.
-async fn longest_idle(
-    connection: &mut PgConnection,
-    places: &ReclaimPlaces,
-    after: &mut Option<IdlePosition>,
-) -> Result<HashMap<Uuid, Ticket>, StoreError> {
-    let mut page = user_resource::longest_idle(&mut *connection, places, None, OF_ONE_MAX).await?;
-    if let Some(from) = page.next.map(|next| after.map_or(next, |after| after.max(next))) {
-        page.append(user_resource::longest_idle(&mut *connection, places, Some(from), OF_ONE_MAX).await?);
-    }
-    *after = page.next;
-    user_resource::read(connection, &page.tickets).await
-}
-
-/// Returns the newest used tickets in each of `places` that were requested up to `until`, as [`longest_idle`] does.
-async fn newest_used(
-    connection: &mut PgConnection,
-    places: &ReclaimPlaces,
-    until: OffsetDateTime,
-    after: &mut Option<UsedPosition>,
-) -> Result<HashMap<Uuid, Ticket>, StoreError> {
-    let mut page = user_resource::newest_used(&mut *connection, places, until, None, OF_ONE_MAX).await?;
-    if let Some(from) = page.next.map(|next| after.map_or(next, |after| after.max(next))) {
-        page.append(user_resource::newest_used(&mut *connection, places, until, Some(from), OF_ONE_MAX).await?);
-    }
-    *after = page.next;
-    user_resource::read(connection, &page.tickets).await
 }
 
 /// Returns the tickets whose EM or user is held.
@@ -449,7 +425,7 @@ fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance>
     let mut idle: Vec<_> = allowed.filter_map(|ticket| Some((idle_since(ticket)?, ticket.id, &ticket.em))).collect();
     idle.sort_unstable();
     let mut known = BTreeSet::new();
-    idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).take(TRIED_EMS_MAX).cloned().collect()
+    idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).cloned().collect()
 }
 
 /// Returns the EMs with the newest used tickets whose engines a policy lets end while they are busy.
@@ -458,7 +434,7 @@ fn busy_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance>
     let mut newest: Vec<_> = allowed.map(|ticket| (Reverse(ticket.id), &ticket.em)).collect();
     newest.sort_unstable();
     let mut known = BTreeSet::new();
-    newest.into_iter().map(|(_, em)| em).filter(|em| known.insert(*em)).take(TRIED_EMS_MAX).cloned().collect()
+    newest.into_iter().map(|(_, em)| em).filter(|em| known.insert(*em)).cloned().collect()
 }
 
 /// Returns those of `ems` that are silent or unhealthy.
@@ -472,11 +448,18 @@ async fn unavailable(
     Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
 }
 
-/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice, or else at one of each of
-/// `ems` that `accepts` it, another one in each step.
+/// Returns whether an EM can grant a request once its capacity is free.
+fn accepts(em: &Em, limits: &Limits, spec: &RequestSpec) -> bool {
+    let grantable = |dimension: &Dimension| em.total.get(dimension).saturating_sub(em.protected.get(dimension));
+    let is_large_enough = |share: Resource| share.amounts().all(|(dimension, amount)| amount <= grantable(&dimension));
+    em.drain.is_none() && check_em(em, limits, spec).is_ok() && em.project(&spec.resource).is_ok_and(is_large_enough)
+}
+
+/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice. Unless that choice ends idle
+/// engines alone, it is also tried at one of each of `ems` that `accepts` it, another one in each step.
 fn tried(
     present: PresentRequest,
-    chosen_at: Option<&EmInstance>,
+    earlier: Option<&Reclaim>,
     ems: [&[EmInstance]; 2],
     step: u64,
     accepts: impl Fn(&EmInstance, &RequestSpec) -> bool,
@@ -484,40 +467,43 @@ fn tried(
     let PresentRequest { position, request, selector } = present;
     let (ticket_id, wait_until, is_anywhere) = (request.ticket_id, request.wait_until, selector.is_some());
     let home = placed(position, request, selector.unwrap_or_default());
+    let spec = home.ask.clone();
     let may_use = |em: &&EmInstance| {
-        let is_kind = home.ask.selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
-        is_anywhere && is_kind && **em != home.em && accepts(em, &home.ask)
+        let is_kind = spec.selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
+        is_anywhere && is_kind && **em != home.em && accepts(em, &spec)
     };
     let one_of = |ems: &[EmInstance]| {
         let usable: Vec<&EmInstance> = ems.iter().filter(may_use).collect();
-        let number = (step ^ ticket_id.as_u64_pair().1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let count = u64::try_from(usable.len()).unwrap_or(u64::MAX).max(1);
-        usize::try_from(number % count).ok().and_then(|number| usable.get(number).copied().cloned())
+        drawn(&usable, step, ticket_id).cloned()
     };
-    let others: BTreeSet<EmInstance> = match chosen_at {
-        Some(chosen_at) => Some(chosen_at).filter(may_use).cloned().into_iter().collect(),
-        None => ems.into_iter().filter_map(one_of).collect(),
-    };
+    let is_settled = earlier.is_some_and(|row| row.mode != ReclaimMode::Observe && !row.busy);
+    let others = ems.into_iter().filter(|_| !is_settled).filter_map(one_of);
+    let others: BTreeSet<EmInstance> =
+        earlier.map(|row| &row.for_em).filter(may_use).cloned().into_iter().chain(others).collect();
     let at = |em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() };
     let others: Vec<PlacedRequest> = others.into_iter().map(at).collect();
     TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(others).collect() }
 }
 
+/// Returns the EM at which a request is tried in a step.
+fn drawn<'a>(ems: &[&'a EmInstance], step: u64, ticket_id: Uuid) -> Option<&'a EmInstance> {
+    // A hash, because a request of a later page is tried in each fourth step or so, and draws different EMs then, too.
+    let number = BuildHasherDefault::<DefaultHasher>::default().hash_one((step, ticket_id));
+    let count = u64::try_from(ems.len()).unwrap_or(u64::MAX).max(1);
+    usize::try_from(number % count).ok().and_then(|number| ems.get(number).copied())
+}
+
 /// Returns the places where requests are short.
-fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> ReclaimPlaces {
-    let mut places = ReclaimPlaces::default();
-    for wait_key in requests.iter().flat_map(|request| short_keys(state, request)) {
-        match wait_key {
-            WaitKey::Em(em) => drop(places.ems.insert(em)),
-            WaitKey::Scope(scope) => {
-                let user = scope.labels().get(USER).and_then(|user| Name::parse(USER, user).ok());
-                places.any_user |= user.is_none();
-                places.users.extend(user);
-            }
-            WaitKey::Queue { .. } => {}
-        }
-    }
-    places
+fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> BTreeSet<ReclaimPlace> {
+    let place = |wait_key| match wait_key {
+        WaitKey::Em(em) => Some(ReclaimPlace::Em(em)),
+        WaitKey::Scope(scope) => Some(match scope.labels().get(USER) {
+            Some(user) => ReclaimPlace::User(Name::parse(USER, user).ok()?),
+            None => ReclaimPlace::Cell,
+        }),
+        WaitKey::Queue { .. } => None,
+    };
+    requests.iter().flat_map(|request| short_keys(state, request)).filter_map(place).collect()
 }
 
 /// Returns a waiting request as a check decides it.
@@ -577,6 +563,19 @@ impl Task for ReclaimIdle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn drawn_ems_of_spread_steps_are_all() {
+        let ems = ["a", "b", "c", "d"].map(|name| EmInstance::parse("em", "linkis", name).unwrap());
+        let ems: Vec<&EmInstance> = ems.iter().collect();
+        for (period, request) in [1, 2, 4, 8, 16].into_iter().flat_map(|period| (0..20).map(move |id| (period, id))) {
+            let steps = (0..60).map(|turn| turn * period);
+            let all: BTreeSet<&EmInstance> =
+                steps.filter_map(|step| drawn(&ems, step, Uuid::from_u128(request))).collect();
+            assert_eq!(all.len(), ems.len(), "each step of {period}, {request}");
+        }
+        assert_eq!(drawn(&[], 1, Uuid::nil()), None);
+    }
 
     #[test]
     fn tickets_of_late_read_are_not_named() {

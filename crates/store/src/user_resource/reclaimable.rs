@@ -1,234 +1,211 @@
-//! Tickets that the task `reclaim` may choose: those of the longest idle engines, and the newest used ones. Each read is a page, so that
-//! many tickets that a policy exempts hide no other ones for long.
+//! Tickets that the task `reclaim` may choose, by place: those of the longest idle engines, and the newest used ones. Each read is a page of
+//! each place.
 //! Callers: this task, and the idle amounts of refusals.
-
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-};
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{
-    StoreError,
-    rows::{column, em_columns},
-};
+use crate::{StoreError, rows::column};
 use rm_model::{em::EmInstance, name::Name};
 
-/// Places where requests are short.
-#[derive(Debug, Default)]
-pub struct ReclaimPlaces {
-    /// EMs.
-    pub ems: BTreeSet<EmInstance>,
-    /// Users, for scopes that name one.
-    pub users: BTreeSet<Name>,
-    /// Whether a scope without a user is among them.
-    pub any_user: bool,
+/// Place where requests are short.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ReclaimPlace {
+    /// An EM.
+    Em(EmInstance),
+    /// The scopes of a user.
+    User(Name),
+    /// The scopes without a user: all tickets of the cell. A page is four times as long.
+    Cell,
 }
 
-/// Minimum number of tickets that are read for each of many places.
-const OF_ONE_MIN: i64 = 16;
+/// Number of pages of another place that a page of [`ReclaimPlace::Cell`] is as long as.
+const CELL_TIMES: usize = 4;
 
-/// Multiples of the tickets of one place: the number for scopes without a user, and in total.
-const OF_ALL_TIMES: i64 = 4;
-const IN_TOTAL_TIMES: i64 = 16;
+impl ReclaimPlace {
+    fn em(&self) -> Option<&EmInstance> {
+        match self {
+            Self::Em(em) => Some(em),
+            Self::User(_) | Self::Cell => None,
+        }
+    }
 
-/// Position of a ticket in the order of idle engines, the longest idle one first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct IdlePosition {
-    /// Time since which its engine is idle.
-    pub since: OffsetDateTime,
-    /// The ticket.
-    pub ticket_id: Uuid,
+    fn user(&self) -> Option<&str> {
+        match self {
+            Self::User(user) => Some(user.as_str()),
+            Self::Em(_) | Self::Cell => None,
+        }
+    }
+
+    /// Returns the number of tickets of a full page.
+    fn full(&self, of_each: usize) -> usize {
+        match self {
+            Self::Em(_) | Self::User(_) => of_each,
+            Self::Cell => of_each * CELL_TIMES,
+        }
+    }
 }
 
-/// Position of a ticket in the order of used tickets, the newest first.
-pub type UsedPosition = Reverse<Uuid>;
+/// Order of the tickets of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReclaimOrder {
+    /// Those of idle engines, the longest idle one first.
+    LongestIdle,
+    /// The used ones, the latest request first.
+    NewestUsed {
+        /// Time of the first request.
+        until: OffsetDateTime,
+    },
+}
 
-/// Tickets of a page.
-#[derive(Debug)]
-pub struct ReclaimablePage<P> {
+/// Position of a ticket in a [`ReclaimOrder`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReclaimPosition {
+    /// Time since which its engine is idle. Without meaning in the order of the requests, which is that of the ids.
+    idle_since: OffsetDateTime,
+    ticket_id: Uuid,
+}
+
+/// Page of the tickets of a place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacePage {
     /// The tickets, in their order.
     pub tickets: Vec<Uuid>,
-    /// Position after which the next page begins; `None` after the last page. The page contains all tickets before it, in each place.
-    pub next: Option<P>,
+    /// Position of the last ticket; `None` if no ticket follows.
+    pub next: Option<ReclaimPosition>,
 }
 
-/// Ticket of a page, and the number of its place.
-struct PageRow<P> {
+/// Row of a page.
+#[derive(Debug)]
+struct PageRow {
+    /// Number of the place, from 1.
     place: i64,
     ticket_id: Uuid,
-    position: P,
+    idle_since: OffsetDateTime,
+    is_used: bool,
 }
 
-impl<P: Ord + Copy> ReclaimablePage<P> {
-    /// Creates a page of up to `of_one` tickets of each place.
-    fn new(rows: &[PageRow<P>], of_one: i64) -> Self {
-        let mut by_place = BTreeMap::<i64, (i64, P)>::new();
-        for row in rows {
-            let (count, last) = by_place.entry(row.place).or_insert((0, row.position));
-            (*count, *last) = (*count + 1, row.position);
-        }
-        let is_full = |place: i64, count: i64| count >= if place == ANY_USER { of_one * OF_ALL_TIMES } else { of_one };
-        let full = by_place.iter().filter(|(place, (count, _))| is_full(**place, *count)).map(|(_, (_, last))| *last);
-        let in_total = i64::try_from(rows.len()).unwrap_or(i64::MAX);
-        let last = rows.last().filter(|_| in_total >= of_one * IN_TOTAL_TIMES).map(|row| row.position);
-        Self { tickets: rows.iter().map(|row| row.ticket_id).collect(), next: full.chain(last).min() }
+/// Returns a page of each of `places`, after its position, with `of_each` tickets at most.
+pub async fn reclaimable(
+    connection: &mut PgConnection,
+    order: ReclaimOrder,
+    places: &[(&ReclaimPlace, Option<ReclaimPosition>)],
+    of_each: usize,
+) -> Result<Vec<PlacePage>, StoreError> {
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ems: Vec<Option<&EmInstance>> = places.iter().map(|(place, _)| place.em()).collect();
+    let users: Vec<Option<&str>> = places.iter().map(|(place, _)| place.user()).collect();
+    let first = match order {
+        ReclaimOrder::LongestIdle => ReclaimPosition { idle_since: OffsetDateTime::UNIX_EPOCH, ticket_id: Uuid::nil() },
+        ReclaimOrder::NewestUsed { until } => ReclaimPosition { idle_since: until, ticket_id: first_id_after(until) },
+    };
+    let after: Vec<_> = places.iter().map(|(_, after)| after.unwrap_or(first)).collect();
+    let statement = match order {
+        ReclaimOrder::LongestIdle => LONGEST_IDLE,
+        ReclaimOrder::NewestUsed { .. } => NEWEST_USED,
+    };
+    let rows: Vec<(i64, Uuid, OffsetDateTime, bool)> = sqlx::query_as(statement)
+        .bind(column(&ems, |em| em.map(|em| em.application_name.as_str())))
+        .bind(column(&ems, |em| em.map(|em| em.instance.as_str())))
+        .bind(users)
+        .bind(after.iter().map(|after| after.idle_since).collect::<Vec<_>>())
+        .bind(after.iter().map(|after| after.ticket_id).collect::<Vec<_>>())
+        .bind(i64::try_from(of_each).unwrap_or(i64::MAX))
+        .bind(i64::try_from(of_each * CELL_TIMES).unwrap_or(i64::MAX))
+        .fetch_all(connection)
+        .await?;
+    let row = |(place, ticket_id, idle_since, is_used)| PageRow { place, ticket_id, idle_since, is_used };
+    let mut rows = rows.into_iter().map(row).peekable();
+    let page = |(number, (place, _)): (usize, &(&ReclaimPlace, _))| {
+        let is_here = |row: &PageRow| usize::try_from(row.place).is_ok_and(|place| place == number + 1);
+        let of_place: Vec<PageRow> = std::iter::from_fn(|| rows.next_if(is_here)).collect();
+        page(&of_place, place.full(of_each))
+    };
+    Ok(places.iter().enumerate().map(page).collect())
+}
+
+/// Returns the page of one place, which is full with so many rows.
+fn page(rows: &[PageRow], full: usize) -> PlacePage {
+    let position = |row: &PageRow| ReclaimPosition { idle_since: row.idle_since, ticket_id: row.ticket_id };
+    PlacePage {
+        tickets: rows.iter().filter(|row| row.is_used).map(|row| row.ticket_id).collect(),
+        next: rows.last().filter(|_| rows.len() >= full).map(position),
     }
 }
 
-impl<P> ReclaimablePage<P> {
-    /// Appends a later page.
-    pub fn append(&mut self, later: Self) {
-        self.tickets.extend(later.tickets);
-        self.next = later.next;
-    }
-}
+const LONGEST_IDLE: &str = r#"-- user_resource::longest_idle
+    SELECT k.place, t.ticket_id, t.idle_since, true AS is_used
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::uuid[])
+        WITH ORDINALITY AS k (em_application_name, em_instance, "user", idle_since, ticket_id, place)
+    CROSS JOIN LATERAL (
+        (SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
+        WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.idle_since IS NOT NULL
+            AND (t.idle_since, t.ticket_id) > (k.idle_since, k.ticket_id)
+        ORDER BY t.em_application_name, t.em_instance, t.idle_since, t.ticket_id LIMIT $6)
+        UNION ALL
+        (SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
+        WHERE t."user" = k."user" AND t.idle_since IS NOT NULL AND (t.idle_since, t.ticket_id) > (k.idle_since, k.ticket_id)
+        ORDER BY t."user", t.idle_since, t.ticket_id LIMIT $6)
+        UNION ALL
+        (SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
+        WHERE k.em_instance IS NULL AND k."user" IS NULL AND t.idle_since IS NOT NULL
+            AND (t.idle_since, t.ticket_id) > (k.idle_since, k.ticket_id)
+        ORDER BY t.idle_since, t.ticket_id LIMIT $7)) t
+    ORDER BY k.place, t.idle_since, t.ticket_id"#;
 
-/// Number of the place of scopes without a user.
-const ANY_USER: i64 = 0;
+/// The limits bound the rows that are read, also where many tickets are locked.
+const NEWEST_USED: &str = r#"-- user_resource::newest_used
+    SELECT k.place, t.ticket_id, k.idle_since, t.used_time IS NOT NULL AS is_used
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::uuid[])
+        WITH ORDINALITY AS k (em_application_name, em_instance, "user", idle_since, ticket_id, place)
+    CROSS JOIN LATERAL (
+        (SELECT t.ticket_id, t.used_time FROM linkis_user_resource_meta_data t
+        WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id < k.ticket_id
+        ORDER BY t.em_application_name DESC, t.em_instance DESC, t.ticket_id DESC LIMIT $6)
+        UNION ALL
+        (SELECT t.ticket_id, t.used_time FROM linkis_user_resource_meta_data t
+        WHERE t."user" = k."user" AND t.ticket_id < k.ticket_id ORDER BY t."user" DESC, t.ticket_id DESC LIMIT $6)
+        UNION ALL
+        (SELECT t.ticket_id, t.used_time FROM linkis_user_resource_meta_data t
+        WHERE k.em_instance IS NULL AND k."user" IS NULL AND t.ticket_id < k.ticket_id
+        ORDER BY t.ticket_id DESC LIMIT $7)) t
+    ORDER BY k.place, t.ticket_id DESC"#;
 
-/// Returns the tickets of the engines that have been idle for the longest time, after a position: up to `of_one` in each of `places`, four
-/// times as many for scopes without a user, and sixteen times as many in total.
-pub async fn longest_idle(
-    connection: &mut PgConnection,
-    places: &ReclaimPlaces,
-    after: Option<IdlePosition>,
-    of_one: i64,
-) -> Result<ReclaimablePage<IdlePosition>, StoreError> {
-    let (application_names, instances) = em_columns(&places.ems);
-    let rows: Vec<(i64, Uuid, OffsetDateTime)> = sqlx::query_as(
-        r#"-- user_resource::longest_idle
-        SELECT place, ticket_id, idle_since FROM (
-            SELECT k.place, t.ticket_id, t.idle_since
-            FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (em_application_name, em_instance, place)
-            CROSS JOIN LATERAL (
-                SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
-                WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.idle_since IS NOT NULL
-                    AND (t.idle_since, t.ticket_id) > ($8, $9)
-                ORDER BY t.em_application_name, t.em_instance, t.idle_since, t.ticket_id LIMIT $5) t
-            UNION ALL
-            SELECT -k.place, t.ticket_id, t.idle_since FROM unnest($3::text[]) WITH ORDINALITY AS k (name, place)
-            CROSS JOIN LATERAL (
-                SELECT t.ticket_id, t.idle_since FROM linkis_user_resource_meta_data t
-                WHERE t."user" = k.name AND t.idle_since IS NOT NULL AND (t.idle_since, t.ticket_id) > ($8, $9)
-                ORDER BY t."user", t.idle_since, t.ticket_id LIMIT $5) t
-            UNION ALL
-            SELECT 0, t.ticket_id, t.idle_since FROM (
-                SELECT ticket_id, idle_since FROM linkis_user_resource_meta_data
-                WHERE $4 AND idle_since IS NOT NULL AND (idle_since, ticket_id) > ($8, $9)
-                ORDER BY idle_since, ticket_id LIMIT $6) t
-        ) d ORDER BY idle_since, ticket_id LIMIT $7"#,
-    )
-    .bind(application_names)
-    .bind(instances)
-    .bind(column(&places.users.iter().collect::<Vec<_>>(), |name| name.as_str()))
-    .bind(places.any_user)
-    .bind(of_one)
-    .bind(of_one * OF_ALL_TIMES)
-    .bind(of_one * IN_TOTAL_TIMES)
-    .bind(after.map_or(OffsetDateTime::UNIX_EPOCH, |after| after.since))
-    .bind(after.map_or(Uuid::nil(), |after| after.ticket_id))
-    .fetch_all(connection)
-    .await?;
-    let row = |(place, ticket_id, since)| PageRow { place, ticket_id, position: IdlePosition { since, ticket_id } };
-    Ok(ReclaimablePage::new(&rows.into_iter().map(row).collect::<Vec<_>>(), of_one))
-}
-
-/// Returns the newest used tickets, by the times of their requests, in each of `places`: those that were requested up to `until`, after a
-/// position. Their numbers are those of [`longest_idle`], but each of many places has fewer, so that none takes the room of another one.
-pub async fn newest_used(
-    connection: &mut PgConnection,
-    places: &ReclaimPlaces,
-    until: OffsetDateTime,
-    after: Option<UsedPosition>,
-    of_one: i64,
-) -> Result<ReclaimablePage<UsedPosition>, StoreError> {
-    let (application_names, instances) = em_columns(&places.ems);
-    let count = i64::try_from(places.ems.len() + places.users.len()).unwrap_or(i64::MAX).max(1);
-    let of_each = (of_one * IN_TOTAL_TIMES / count).clamp(OF_ONE_MIN, of_one);
-    let last = after.map_or(last_id(until), |Reverse(after)| {
-        last_id(until).min(Uuid::from_u128(after.as_u128().saturating_sub(1)))
-    });
-    let rows: Vec<(i64, Uuid, bool)> = sqlx::query_as(
-        // The limits bound the rows that are read, also where many tickets are locked.
-        r#"-- user_resource::newest_used
-        SELECT place, ticket_id, is_used FROM (
-            SELECT k.place, t.ticket_id, t.is_used
-            FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (em_application_name, em_instance, place)
-            CROSS JOIN LATERAL (
-                SELECT t.ticket_id, t.used_time IS NOT NULL AS is_used FROM linkis_user_resource_meta_data t
-                WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id <= $8
-                ORDER BY t.em_application_name DESC, t.em_instance DESC, t.ticket_id DESC LIMIT $5) t
-            UNION ALL
-            SELECT -k.place, t.ticket_id, t.is_used FROM unnest($3::text[]) WITH ORDINALITY AS k (name, place)
-            CROSS JOIN LATERAL (
-                SELECT t.ticket_id, t.used_time IS NOT NULL AS is_used FROM linkis_user_resource_meta_data t
-                WHERE t."user" = k.name AND t.ticket_id <= $8 ORDER BY t."user" DESC, t.ticket_id DESC LIMIT $5) t
-            UNION ALL
-            SELECT 0, t.ticket_id, true FROM (
-                SELECT ticket_id FROM linkis_user_resource_meta_data
-                WHERE $4 AND used_time IS NOT NULL AND ticket_id <= $8 ORDER BY ticket_id DESC LIMIT $6) t
-        ) d ORDER BY ticket_id DESC LIMIT $7"#,
-    )
-    .bind(application_names)
-    .bind(instances)
-    .bind(column(&places.users.iter().collect::<Vec<_>>(), |name| name.as_str()))
-    .bind(places.any_user)
-    .bind(of_each)
-    .bind(of_one * OF_ALL_TIMES)
-    .bind(of_one * IN_TOTAL_TIMES)
-    .bind(last)
-    .fetch_all(connection)
-    .await?;
-    let row =
-        |(place, ticket_id, _): &_| PageRow { place: *place, ticket_id: *ticket_id, position: Reverse(*ticket_id) };
-    let page = ReclaimablePage::new(&rows.iter().map(row).collect::<Vec<_>>(), of_each);
-    let tickets = rows.into_iter().filter(|(_, _, is_used)| *is_used).map(|(_, ticket_id, _)| ticket_id).collect();
-    Ok(ReclaimablePage { tickets, ..page })
-}
-
-/// Returns the last ticket id of a time: ids begin with the milliseconds of their requests.
-fn last_id(time: OffsetDateTime) -> Uuid {
+/// Returns a ticket id after all those of a time: ids begin with the milliseconds of their requests.
+fn first_id_after(time: OffsetDateTime) -> Uuid {
     let milliseconds = u64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or_default();
-    uuid::Builder::from_unix_timestamp_millis(milliseconds, &[0xFF; 10]).into_uuid()
+    uuid::Builder::from_unix_timestamp_millis(milliseconds + 1, &[0; 10]).into_uuid()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A page of tickets at these places, in the order of their numbers.
-    fn page_of(places: &[i64], of_one: i64) -> ReclaimablePage<usize> {
-        let row = |(position, place): (usize, &i64)| PageRow { place: *place, ticket_id: Uuid::nil(), position };
-        ReclaimablePage::new(&places.iter().enumerate().map(row).collect::<Vec<_>>(), of_one)
+    #[test]
+    fn page_without_room_left_has_next_one() {
+        let row = |number| PageRow {
+            place: 1,
+            ticket_id: Uuid::from_u128(number),
+            idle_since: OffsetDateTime::UNIX_EPOCH,
+            is_used: number != 2,
+        };
+        let rows: Vec<PageRow> = (1..=3).map(row).collect();
+        let found = [3, 4].map(|full| page(&rows, full));
+        let last = ReclaimPosition { idle_since: OffsetDateTime::UNIX_EPOCH, ticket_id: Uuid::from_u128(3) };
+        assert_eq!(found.each_ref().map(|page| page.next), [Some(last), None]);
+        assert_eq!(found[0].tickets, [1, 3].map(Uuid::from_u128));
     }
 
     #[test]
-    fn next_page_begins_after_last_ticket_of_first_full_place() {
-        assert_eq!(page_of(&[1, 1, -1, 2], 3).next, None, "no place is full");
-        assert_eq!(
-            page_of(&[1, -1, 1, -1, 1, 2, -1], 3).next,
-            Some(4),
-            "the next page repeats later tickets of other places"
-        );
-        assert_eq!(page_of(&[ANY_USER; 11], 3).next, None);
-        assert_eq!(page_of(&[ANY_USER; 12], 3).next, Some(11));
-        let many: Vec<i64> = (1..=16).collect();
-        assert_eq!(page_of(&many, 1).next, Some(0), "each place is full");
-        let many: Vec<i64> = (1..=48).collect();
-        assert_eq!(page_of(&many, 3).next, Some(47), "the page is full");
-    }
-
-    #[test]
-    fn last_id_of_time_follows_ids_until_then() {
+    fn first_id_after_time_follows_ids_until_then() {
         let time = OffsetDateTime::from_unix_timestamp_nanos(1_700_000_000_123_456_789).unwrap();
         let id_of = |milliseconds: u64| {
             let at = u64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap() + milliseconds;
             Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, at / 1000, (at % 1000) as u32 * 1_000_000))
         };
-        assert!(id_of(0) <= last_id(time) && last_id(time) < id_of(1));
+        assert!(id_of(0) < first_id_after(time) && first_id_after(time) <= id_of(1));
     }
 }
