@@ -121,6 +121,7 @@ impl ReclaimView {
         let (kept_observed, kept): (Vec<&Reclaim>, Vec<&Reclaim>) =
             parts.kept.iter().partition(|row| row.mode == ReclaimMode::Observe);
         kept.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
+        let mut reserves = BTreeSet::new();
         let mut choices = trial.choose(requests, &recalled);
         kept_observed.into_iter().for_each(|row| trial.leave(row.for_ticket_id));
         choices.extend(trial.choose(requests, &observed));
@@ -154,6 +155,12 @@ impl ReclaimView {
             }
             let is_observed = policies.iter().any(|policy| policy.mode == ReclaimMode::Observe);
             let of_kind = if is_observed { self.rows.len() } else { parts.count };
+            if !is_due && !is_observed {
+                // The grace period of a busy engine goes on, in case that the idle ones get tasks.
+                let is_reserve = |row: &&Reclaim| row.busy && row.for_ticket_id == choice.request;
+                let reserve = parts.open.values().map(|(_, row)| *row).filter(is_reserve);
+                reserves.extend(reserve.map(|row| row.ticket_id));
+            }
             let has_room = |count: usize, max: usize| added == 0 || count + plan.added + added <= max;
             if has_room(of_kind, *rows_max) && has_room(self.rows.len(), 4 * rows_max) {
                 plan.added += added;
@@ -164,6 +171,7 @@ impl ReclaimView {
             }
         }
         plan.withdrawn = parts.withdrawn;
+        parts.open.retain(|ticket_id, _| !reserves.contains(ticket_id));
         plan.withdrawn.extend(parts.open.into_values().map(|(_, row)| row.clone()));
         plan
     }

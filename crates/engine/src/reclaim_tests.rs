@@ -382,7 +382,7 @@ fn busy_engines_without_task_end_first() {
     assert_eq!(world.plan(), ReclaimPlan::default());
 }
 
-/// A busy engine that was chosen stays once an idle one suffices.
+/// A busy engine that was chosen stays once an idle one suffices. Its grace period goes on until then, because the idle one may get a task.
 #[test]
 fn chosen_busy_engine_is_replaced_by_idle_one() {
     let mut world = World::guaranteed(2, 10, 1).with_policies([busy_policy(&[("user", None)])]);
@@ -391,7 +391,13 @@ fn chosen_busy_engine_is_replaced_by_idle_one() {
     world.request(100, "a", SQL, 1);
     world.row(1, 100, DUE, ReclaimFor::Present);
     world.rows[0].busy = true;
-    assert_eq!((world.chosen(), world.withdrawn(), world.due()), (vec![(2, 100)], vec![1], vec![]));
+    assert_eq!((world.chosen(), world.withdrawn(), world.due()), (vec![(2, 100)], vec![], vec![]));
+    world.row(2, 100, CHOSEN, ReclaimFor::Present);
+    world.ticket(2, "a", BOB, None);
+    assert_eq!((world.chosen(), world.withdrawn(), world.due()), (vec![], vec![2], vec![1]), "the busy one ends");
+    world.ticket(2, "a", BOB, Some(100));
+    world.rows[1].progress = DUE;
+    assert_eq!((world.chosen(), world.withdrawn(), world.due()), (vec![], vec![1], vec![2]), "the idle one ends");
 }
 
 #[test]

@@ -56,7 +56,11 @@ async fn limit_set_shows_and_confirms_the_replaced_limit() {
         ),
         (&["limit", "set", "tenant", "red", "--max", "cores=1"], 64, "\"tenant\" has no value; write LABEL=VALUE"),
         (&["limit", "set", "bob", "--max", "cores=1"], 64, "\"bob\" has no value; write LABEL=VALUE, or \"each bob\""),
-        (&["reclaim", "policy", "set", "tenant:red"], 64, "\"tenant:red\" has no value; write LABEL=VALUE"),
+        (
+            &["reclaim", "policy", "set", "tenant:red", "--mode", "off"],
+            64,
+            "\"tenant:red\" has no value; write LABEL=VALUE",
+        ),
         (&["order", "set", "--fair-by", "each tenant"], 64, "--fair-by: names labels alone"),
         (&["limit", "set", "team=a", "--max", "cores=4", "--guarantee", "cores=2"], 0, "set the limit team=a"),
         (

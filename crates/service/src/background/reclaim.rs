@@ -45,10 +45,10 @@ use rm_model::{
     wait_queue::{QueuePosition, WaitKey, WaitingRequest},
 };
 use rm_store::{
-    StoreError, Work, em_report, em_resource, label_resource, limit,
+    StoreError, em_report, em_resource, label_resource, limit,
     reclaim::{self, EngineStop, RECLAIMS_MAX},
     resource_hold,
-    session::{self, Session, clock, within_timeout},
+    session::{self, Session, clock, within_short_timeout, within_timeout},
     user_resource::{self, ReclaimOrder, ReclaimPlace},
     waiting::{self, PresentRequest},
 };
@@ -60,6 +60,9 @@ use super::{Step, Task, lease::LeaseFlag, reclaim_sweeps::Sweeps};
 const FIRST_REQUESTS: i64 = 50;
 const LATER_REQUESTS: i64 = 50;
 const DUE_REQUESTS: usize = 50;
+
+/// Maximum age of a state from which tickets are chosen and recalled. A recall checks its tickets and its request again, but no guarantee.
+const VIEW_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// Period in which a policy allows its `per_minute` ends.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -110,13 +113,11 @@ impl RefreshEngineStops {
 impl Task for RefreshEngineStops {
     const NAME: &'static str = "engine_stops";
     const PERIOD: Duration = Duration::from_secs(1);
-    // No step of `reclaim` delays it.
-    const WORK: Work = Work::Vital;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         let read_at = Instant::now();
         let read = match session.get().await {
-            Ok(connection) => within_timeout(reclaim::to_stop(connection)).await,
+            Ok(connection) => within_short_timeout(reclaim::to_stop(connection)).await,
             Err(error) => Err(error),
         };
         // After a failure, no engine is stopped by an earlier state.
@@ -188,6 +189,7 @@ impl ReclaimIdle {
                 *self.writer.insert(writer)
             }
         };
+        let read_at = Instant::now();
         let view = within_timeout(async {
             // All reads have one snapshot: a ticket that ends between two of them would count twice, or not at all.
             let connection = session.begin().await?;
@@ -199,7 +201,7 @@ impl ReclaimIdle {
         session.give_back().await;
         let Some(view) = view else { return Ok(()) };
         let Ok(plan) = tokio::task::spawn_blocking(move || view.plan()).await else { return Ok(()) };
-        if !self.write(session, writer, &plan).await? {
+        if read_at.elapsed() > VIEW_AGE_MAX || !self.write(session, writer, &plan).await? {
             return Ok(());
         }
         let mut exhausted = BTreeSet::new();
@@ -208,7 +210,7 @@ impl ReclaimIdle {
             let patterns = || due.policies.iter().map(|policy| &policy.pattern);
             if patterns().any(|pattern| exhausted.contains(pattern)) || !self.recalls.allow(&due.policies) {
                 exhausted.extend(patterns());
-            } else if self.recall(session, writer, &due.choice).await? {
+            } else if read_at.elapsed() <= VIEW_AGE_MAX && self.recall(session, writer, &due.choice).await? {
                 self.recalls.note(&due.policies);
             }
         }
@@ -231,6 +233,8 @@ impl ReclaimIdle {
             return Ok(None);
         }
         self.step = self.step.wrapping_add(1);
+        self.idle.begin(self.step);
+        self.used.begin(self.step);
         self.read(connection, page, rows).await.map(Some)
     }
 
@@ -322,7 +326,8 @@ impl ReclaimIdle {
         let anywhere = BTreeSet::from([ReclaimPlace::Cell]);
         let names_no_em = |present: &PresentRequest| present.selector.is_some();
         if page.iter().any(names_no_em) {
-            tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, &anywhere, &self.limits).await?);
+            tickets
+                .extend(self.idle.read(connection, ReclaimOrder::LongestIdle, anywhere.clone(), &self.limits).await?);
         }
         let idle_ems = idle_ems(&self.limits, &tickets);
         let can_be_entitled = |present: &PresentRequest| {
@@ -333,7 +338,7 @@ impl ReclaimIdle {
             match busy_until.filter(|_| page.iter().any(|present| names_no_em(present) && can_be_entitled(present))) {
                 Some(until) => {
                     let order = ReclaimOrder::NewestUsed { until };
-                    let used = self.used.read(connection, order, &anywhere, &self.limits).await?;
+                    let used = self.used.read(connection, order, anywhere, &self.limits).await?;
                     let ems = busy_ems(&self.limits, &used);
                     tickets.extend(used);
                     ems
@@ -342,11 +347,16 @@ impl ReclaimIdle {
             };
         let counts =
             |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
-        let earlier: HashMap<Uuid, &Reclaim> = rows.iter().filter(counts).map(|row| (row.for_ticket_id, row)).collect();
-        let ems = earlier.values().map(|row| &row.for_em).chain(&idle_ems).chain(&busy_ems);
+        let mut earlier = HashMap::<Uuid, EarlierEm>::new();
+        for row in rows.iter().filter(counts) {
+            let is_settled = row.mode != ReclaimMode::Observe && !row.busy;
+            let at = earlier.entry(row.for_ticket_id);
+            at.or_insert(EarlierEm { em: row.for_em.clone(), is_settled: true }).is_settled &= is_settled;
+        }
+        let ems = earlier.values().map(|at| &at.em).chain(&idle_ems).chain(&busy_ems);
         let ems = em_resource::read(&mut *connection, ems.collect::<BTreeSet<_>>()).await?;
         let tried = page.into_iter().map(|present| {
-            let earlier = earlier.get(&present.request.ticket_id).copied();
+            let earlier = earlier.get(&present.request.ticket_id);
             let busy_ems = if can_be_entitled(&present) { &busy_ems[..] } else { &[] };
             tried(present, earlier, [&idle_ems, busy_ems], self.step, |em, spec| {
                 ems.get(em).is_some_and(|em| accepts(em, &self.limits, spec))
@@ -363,11 +373,11 @@ impl ReclaimIdle {
         let places: Vec<&PlacedRequest> = requests.iter().flat_map(|request| &request.places).collect();
         let mut state = read_check_state(&mut *connection, &places, &self.limits).await?;
         let short = short_places(&state, &places);
-        tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, &short, &self.limits).await?);
+        tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, short, &self.limits).await?);
         if let Some(until) = busy_until {
             let guaranteed: Vec<_> = places.into_iter().filter(|place| has_guarantee(place, &self.limits)).collect();
             let (short, order) = (short_places(&state, &guaranteed), ReclaimOrder::NewestUsed { until });
-            tickets.extend(self.used.read(connection, order, &short, &self.limits).await?);
+            tickets.extend(self.used.read(connection, order, short, &self.limits).await?);
         }
         let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
         let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
@@ -448,6 +458,13 @@ async fn unavailable(
     Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
 }
 
+/// The EM of an earlier choice for a request without an EM.
+struct EarlierEm {
+    em: EmInstance,
+    /// Whether the choice ends idle engines alone, so that no other EM is tried.
+    is_settled: bool,
+}
+
 /// Returns whether an EM can grant a request once its capacity is free.
 fn accepts(em: &Em, limits: &Limits, spec: &RequestSpec) -> bool {
     let grantable = |dimension: &Dimension| em.total.get(dimension).saturating_sub(em.protected.get(dimension));
@@ -459,7 +476,7 @@ fn accepts(em: &Em, limits: &Limits, spec: &RequestSpec) -> bool {
 /// engines alone, it is also tried at one of each of `ems` that `accepts` it, another one in each step.
 fn tried(
     present: PresentRequest,
-    earlier: Option<&Reclaim>,
+    earlier: Option<&EarlierEm>,
     ems: [&[EmInstance]; 2],
     step: u64,
     accepts: impl Fn(&EmInstance, &RequestSpec) -> bool,
@@ -472,25 +489,34 @@ fn tried(
         let is_kind = spec.selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
         is_anywhere && is_kind && **em != home.em && accepts(em, &spec)
     };
-    let one_of = |ems: &[EmInstance]| {
-        let usable: Vec<&EmInstance> = ems.iter().filter(may_use).collect();
-        drawn(&usable, step, ticket_id).cloned()
-    };
-    let is_settled = earlier.is_some_and(|row| row.mode != ReclaimMode::Observe && !row.busy);
-    let others = ems.into_iter().filter(|_| !is_settled).filter_map(one_of);
-    let others: BTreeSet<EmInstance> =
-        earlier.map(|row| &row.for_em).filter(may_use).cloned().into_iter().chain(others).collect();
+    let is_settled = earlier.is_some_and(|earlier| earlier.is_settled);
+    let others = ems.into_iter().filter(|_| !is_settled).filter_map(|ems| drawn(ems, step, ticket_id, may_use));
+    let earlier = earlier.map(|earlier| &earlier.em).filter(may_use);
+    let others: BTreeSet<EmInstance> = earlier.into_iter().chain(others).cloned().collect();
     let at = |em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() };
     let others: Vec<PlacedRequest> = others.into_iter().map(at).collect();
     TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(others).collect() }
 }
 
-/// Returns the EM at which a request is tried in a step.
-fn drawn<'a>(ems: &[&'a EmInstance], step: u64, ticket_id: Uuid) -> Option<&'a EmInstance> {
+/// Returns the EM at which a request is tried in a step: the first that `may_use` allows, in an order of their own for each request and step.
+fn drawn(
+    ems: &[EmInstance],
+    step: u64,
+    ticket_id: Uuid,
+    may_use: impl Fn(&&EmInstance) -> bool,
+) -> Option<&EmInstance> {
     // A hash, because a request of a later page is tried in each fourth step or so, and draws different EMs then, too.
-    let number = BuildHasherDefault::<DefaultHasher>::default().hash_one((step, ticket_id));
-    let count = u64::try_from(ems.len()).unwrap_or(u64::MAX).max(1);
-    usize::try_from(number % count).ok().and_then(|number| ems.get(number).copied())
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((step, ticket_id));
+    let count = u64::try_from(ems.len()).ok().filter(|count| *count > 0)?;
+    let begin = hash % count;
+    let stride = (hash >> 32..).find(|stride| gcd(*stride, count) == 1)? % count;
+    let numbers = (0..count).map(|turn| (begin + turn * stride) % count);
+    numbers.filter_map(|number| ems.get(usize::try_from(number).ok()?)).find(may_use)
+}
+
+/// Returns the greatest common divisor.
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Returns the places where requests are short.
@@ -566,15 +592,16 @@ mod tests {
 
     #[test]
     fn drawn_ems_of_spread_steps_are_all() {
-        let ems = ["a", "b", "c", "d"].map(|name| EmInstance::parse("em", "linkis", name).unwrap());
-        let ems: Vec<&EmInstance> = ems.iter().collect();
+        let ems: Vec<EmInstance> =
+            (0..100).map(|number| EmInstance::parse("em", "linkis", &format!("host{number}")).unwrap()).collect();
+        let usable: BTreeSet<&EmInstance> = ems[40..44].iter().collect();
         for (period, request) in [1, 2, 4, 8, 16].into_iter().flat_map(|period| (0..20).map(move |id| (period, id))) {
             let steps = (0..60).map(|turn| turn * period);
-            let all: BTreeSet<&EmInstance> =
-                steps.filter_map(|step| drawn(&ems, step, Uuid::from_u128(request))).collect();
-            assert_eq!(all.len(), ems.len(), "each step of {period}, {request}");
+            let drawn = steps.filter_map(|step| drawn(&ems, step, Uuid::from_u128(request), |em| usable.contains(em)));
+            assert_eq!(drawn.collect::<BTreeSet<_>>(), usable, "each step of {period}, {request}");
         }
-        assert_eq!(drawn(&[], 1, Uuid::nil()), None);
+        assert_eq!(drawn(&[], 1, Uuid::nil(), |_| true), None);
+        assert_eq!(drawn(&ems, 1, Uuid::nil(), |_| false), None);
     }
 
     #[test]

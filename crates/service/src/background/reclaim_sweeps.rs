@@ -5,13 +5,19 @@
 //!
 //! Never: decides about a ticket. Caller: `reclaim`, with one object for each order.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
+};
 
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use rm_engine::reclaim_plan::policy_of;
-use rm_model::{limit::Limits, ticket::Ticket};
+use rm_model::{
+    limit::Limits,
+    ticket::{Ticket, TicketState},
+};
 use rm_store::{
     StoreError,
     user_resource::{self, ReclaimOrder, ReclaimPlace, ReclaimPosition},
@@ -27,7 +33,12 @@ const SWEEPS_MAX: usize = 10_000;
 
 /// Sweeps by place.
 #[derive(Debug, Default)]
-pub struct Sweeps(HashMap<ReclaimPlace, Sweep>);
+pub struct Sweeps {
+    by_place: HashMap<ReclaimPlace, Sweep>,
+    step: u64,
+    /// Places that were read in this step.
+    read: BTreeSet<ReclaimPlace>,
+}
 
 /// Sweep of a place whose first page does not contain all tickets.
 #[derive(Debug)]
@@ -39,46 +50,68 @@ struct Sweep {
 }
 
 impl Sweeps {
-    /// Reads the tickets of a step.
+    /// Begins a step, in which each place is read once.
+    pub fn begin(&mut self, step: u64) {
+        self.step = step;
+        self.read.clear();
+    }
+
+    /// Reads the tickets of the places that were not read in this step.
     pub async fn read(
         &mut self,
         connection: &mut PgConnection,
         order: ReclaimOrder,
-        places: &BTreeSet<ReclaimPlace>,
+        mut places: BTreeSet<ReclaimPlace>,
         limits: &Limits,
     ) -> Result<HashMap<Uuid, Ticket>, StoreError> {
+        places.retain(|place| self.read.insert(place.clone()));
         let of_each = (IN_TOTAL / places.len().max(1)).clamp(OF_EACH_MIN, OF_EACH_MAX);
         let begin: Vec<_> = places.iter().map(|place| (place, None)).collect();
         let first = user_resource::reclaimable(&mut *connection, order, &begin, of_each).await?;
         let mut swept = Vec::new();
         for (place, page) in places.iter().zip(&first) {
             match page.next {
-                Some(next) => swept.push((place, Some(self.0.get(place).map_or(next, |sweep| sweep.after)))),
-                None => drop(self.0.remove(place)),
+                Some(next) => swept.push((place, Some(self.by_place.get(place).map_or(next, |sweep| sweep.after)))),
+                None => drop(self.by_place.remove(place)),
             }
         }
         let later = user_resource::reclaimable(&mut *connection, order, &swept, of_each).await?;
-        let found = swept.iter().filter_map(|(place, _)| self.0.get(place)).flat_map(|sweep| sweep.found.clone());
-        let ticket_ids: BTreeSet<Uuid> =
-            first.into_iter().chain(later.iter().cloned()).flat_map(|page| page.tickets).chain(found).collect();
-        let ticket_ids: Vec<Uuid> = ticket_ids.into_iter().collect();
-        let tickets = user_resource::read(connection, &ticket_ids).await?;
+        let found = swept.iter().filter_map(|(place, _)| self.by_place.get(place)).flat_map(|sweep| &sweep.found);
+        let of_pages = first.iter().chain(&later).flat_map(|page| &page.tickets);
+        let ticket_ids: BTreeSet<Uuid> = of_pages.chain(found).copied().collect();
+        let tickets = user_resource::read(connection, &ticket_ids.into_iter().collect::<Vec<_>>()).await?;
+        let may_end = |ticket_id: &Uuid| tickets.get(ticket_id).is_some_and(|ticket| may_end(ticket, order, limits));
         for ((place, _), page) in swept.into_iter().zip(later) {
             let Some(after) = page.next else {
-                self.0.remove(place);
+                self.end(place);
                 continue;
             };
-            if self.0.len() >= SWEEPS_MAX {
-                self.0.clear();
+            if self.by_place.len() >= SWEEPS_MAX {
+                self.by_place.clear();
             }
-            let sweep = self.0.entry(place.clone()).or_insert(Sweep { after, found: Vec::new() });
+            let sweep = self.by_place.entry(place.clone()).or_insert(Sweep { after, found: Vec::new() });
             sweep.after = after;
-            sweep.found.retain(|ticket_id| tickets.contains_key(ticket_id));
-            let may_end =
-                |ticket_id: &Uuid| tickets.get(ticket_id).is_some_and(|ticket| policy_of(limits, ticket).is_some());
-            let left = of_each.saturating_sub(sweep.found.len());
+            sweep.found.retain(may_end);
+            let left = place.page_size(of_each).saturating_sub(sweep.found.len());
             sweep.found.extend(page.tickets.into_iter().filter(may_end).take(left));
         }
         Ok(tickets)
     }
+
+    /// Ends the sweep of a place, in about every second step: the last page may be read again. Otherwise, a request that is looked at in
+    /// each fourth step could meet the same pages in each sweep.
+    fn end(&mut self, place: &ReclaimPlace) {
+        if BuildHasherDefault::<DefaultHasher>::default().hash_one((self.step, place)) % 2 == 0 {
+            self.by_place.remove(place);
+        }
+    }
+}
+
+/// Returns whether a policy lets the engine of a ticket end, as an idle or as a busy one.
+fn may_end(ticket: &Ticket, order: ReclaimOrder, limits: &Limits) -> bool {
+    let TicketState::Used { idle_since, .. } = ticket.state else { return false };
+    policy_of(limits, ticket).is_some_and(|policy| match order {
+        ReclaimOrder::LongestIdle => idle_since.is_some(),
+        ReclaimOrder::NewestUsed { .. } => policy.busy,
+    })
 }

@@ -39,7 +39,7 @@ impl ReclaimPlace {
     }
 
     /// Returns the number of tickets of a full page.
-    fn full(&self, of_each: usize) -> usize {
+    pub fn page_size(&self, of_each: usize) -> usize {
         match self {
             Self::Em(_) | Self::User(_) => of_each,
             Self::Cell => of_each * CELL_TIMES,
@@ -122,7 +122,7 @@ pub async fn reclaimable(
     let page = |(number, (place, _)): (usize, &(&ReclaimPlace, _))| {
         let is_here = |row: &PageRow| usize::try_from(row.place).is_ok_and(|place| place == number + 1);
         let of_place: Vec<PageRow> = std::iter::from_fn(|| rows.next_if(is_here)).collect();
-        page(&of_place, place.full(of_each))
+        page(&of_place, place.page_size(of_each))
     };
     Ok(places.iter().enumerate().map(page).collect())
 }
