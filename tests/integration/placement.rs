@@ -466,8 +466,8 @@ async fn placement_on_silent_database_ends_by_deadline() {
     let (proxy, proxied) = database.behind_proxy("choosing");
     let rm = Instance::start_with(&proxied, settings().with_time("--request-timeout", Duration::from_secs(2))).await;
     proxy.set_fault_plan(FaultPlan::Hole);
-    // The request timeout and a second.
-    let client = hurried(&rm.address, Duration::from_secs(3));
+    // Longer than the request timeout, and shorter than the timeouts of the database.
+    let client = hurried(&rm.address, Duration::from_secs(8));
     let mut calls = JoinSet::new();
     for n in 0..20 {
         let client = client.clone();

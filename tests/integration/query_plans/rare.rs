@@ -199,7 +199,9 @@ async fn round(rm: &Instance, rare: &Rare) {
     for (hourly, sums) in [(true, 5), (false, 1)] {
         let by = proto::UsageBy::User.into();
         let call = proto::GetUsageRequest { by, user: user.clone(), hourly, page_size, ..Default::default() };
-        assert_eq!(usage.get_usage(call).await.unwrap().into_inner().sums.len(), sums);
+        let found = usage.get_usage(call).await.unwrap().into_inner().sums.len();
+        // Another hour may have begun since.
+        assert!((sums..=sums + usize::from(hourly)).contains(&found), "{found}");
     }
     history(&mut usage, &user, grants[0].ticket_id).await;
     rm.client.unregister(em).await.unwrap();
