@@ -71,10 +71,12 @@ async fn exempt_idle_engines_hide_no_other_ones() {
     waiting(&rm.client, OTHERS).await;
     let two = ResourceRequest { resource: load(2, 2, 2), ..ecm.request("bob", "spark") };
     let anywhere = ResourceRequest { em: None, ..ecm.request("carol", "spark") };
-    let calls = [two, anywhere].map(|request| wait(&rm.client, request));
-    waiting(&rm.client, OTHERS + 2).await;
-    may_end.insert(elsewhere);
+    let call = wait(&rm.client, two);
     eventually("both are chosen", LONG, async || chosen(&rm.client).await == may_end).await;
+    // The request without an EM reads the longest idle engines of the cell.
+    let calls = [call, wait(&rm.client, anywhere)];
+    may_end.insert(elsewhere);
+    eventually("the third one is chosen", LONG, async || chosen(&rm.client).await == may_end).await;
     // They stay chosen while the pages move on.
     let steps = || rm.metric("linkis_rm_reclaim_step_seconds_count");
     let (before, rows) = (steps(), chosen_times(&rm.client).await);
