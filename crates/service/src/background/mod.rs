@@ -7,8 +7,8 @@
 //! - Tickets, EMs, counters: `expiry`, `lost_ems`, `unregister`, `holds`; `count_label_sets`, `prune_counters`, `self_audit`.
 //! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
 //! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `user_sums` (use by user), `announce` (the instance and its tasks).
-//! - Waiting requests: `reclaim` (idle engines that are to end for them).
-//! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs). Of `reclaim` alone: `reclaim_sweeps`.
+//! - Waiting requests: `reclaim` (engines that are to end for them), and `reclaim_sweeps` (its reads of tickets).
+//! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).
 
 use std::{
     future::Future,

@@ -136,6 +136,7 @@ pub struct ReclaimIdle {
     writer: Option<Uuid>,
     /// Position after which the later requests of the next step begin; `None` for those after the first ones.
     after: Option<QueuePosition>,
+    /// Reads of the longest idle tickets, and of the newest used ones.
     idle: Sweeps,
     used: Sweeps,
     /// Number of the step, which selects the EMs for requests without one.
