@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How long the first picture of 10,000 EMs may take.
-const PICTURE_WITHIN: Duration = Duration::from_secs(2);
+const PICTURE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A name that would do something if it were markup.
 pub const HOSTILE: &str = "<img src=x onerror=alert(1)>";

@@ -264,14 +264,22 @@ impl ReclaimTrial {
             let number = chosen.map_or(usize::MAX, |chosen| chosen.number);
             (candidate.is_busy(), !own(candidate), number, is_same_kind(ticket, place), *activity, ticket.id)
         });
-        tickets.retain(|candidate| {
-            !self.is_guaranteed(candidate, place, &of_request)
-                && self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::End)
-        });
-        let suffices = !tickets.is_empty() && self.fits(place);
-        let mut needed = tickets.clone();
-        for number in (0..tickets.len()).rev() {
-            let candidate = tickets[number];
+        let mut ended = self.end_each(&tickets, place, &of_request);
+        let mut suffices = !ended.is_empty() && self.fits(place);
+        if !suffices && ended.len() < tickets.len() {
+            // Small tickets may have used up what a guarantee leaves: the largest ones end first then.
+            for candidate in &ended {
+                self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
+            }
+            let dimensions = shortage(&self.state, place).map(|shortage| shortage.dimensions).unwrap_or_default();
+            let amount = |candidate: &Candidate<'_>, dimension| candidate.reclaimable.ticket.resource().get(dimension);
+            let amounts = |candidate: &Candidate<'_>| dimensions.iter().map(|at| amount(candidate, at)).collect();
+            tickets.sort_by_key(|candidate| Reverse::<Vec<i64>>(amounts(candidate)));
+            ended = self.end_each(&tickets, place, &of_request);
+            suffices = !ended.is_empty() && self.fits(place);
+        }
+        let mut needed = ended.clone();
+        for (number, candidate) in ended.into_iter().enumerate().rev() {
             self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
             match suffices && !self.fits(place) {
                 true => drop(self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::End)),
@@ -287,6 +295,21 @@ impl ReclaimTrial {
             all: needed.len(),
         };
         suffices.then_some(Solution { place, tickets: needed, costs })
+    }
+
+    /// Takes those of `tickets` as ended, one after the other, whose end takes no scope below its guarantee, and returns them.
+    fn end_each<'a>(
+        &mut self,
+        tickets: &[&'a Candidate<'a>],
+        place: &PlacedRequest,
+        of_request: &HashMap<ScopeCounter, ScopeHoldings>,
+    ) -> Vec<&'a Candidate<'a>> {
+        let mut ended = tickets.to_vec();
+        ended.retain(|candidate| {
+            !self.is_guaranteed(candidate, place, of_request)
+                && self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::End)
+        });
+        ended
     }
 
     /// Returns whether the end of a ticket would take a scope below its guarantee. The scopes of the request, with what they held

@@ -155,18 +155,17 @@ impl ReclaimView {
             }
             let is_observed = policies.iter().any(|policy| policy.mode == ReclaimMode::Observe);
             let of_kind = if is_observed { self.rows.len() } else { parts.count };
-            if !is_due && !is_observed {
-                // The grace period of a busy engine goes on, in case that the idle ones get tasks.
-                let is_reserve = |row: &&Reclaim| row.busy && row.for_ticket_id == choice.request;
-                let reserve = parts.open.values().map(|(_, row)| *row).filter(is_reserve);
-                reserves.extend(reserve.map(|row| row.ticket_id));
-            }
             let has_room = |count: usize, max: usize| added == 0 || count + plan.added + added <= max;
             if has_room(of_kind, *rows_max) && has_room(self.rows.len(), 4 * rows_max) {
                 plan.added += added;
                 plan.new.extend(new);
                 if is_due {
                     plan.due.push(DueChoice { choice, policies });
+                } else if !is_observed {
+                    // The grace period of a busy engine goes on, in case that the idle ones get tasks.
+                    let is_reserve = |row: &&Reclaim| row.busy && row.for_ticket_id == choice.request;
+                    let reserve = parts.open.values().map(|(_, row)| *row).filter(is_reserve);
+                    reserves.extend(reserve.map(|row| row.ticket_id));
                 }
             }
         }

@@ -121,6 +121,14 @@ impl World {
         self.tickets.insert(ticket.id, ticket);
     }
 
+    /// Gives a ticket some cores.
+    fn enlarge(&mut self, number: u128, cores: i64) {
+        let ticket = self.tickets.get_mut(&id(number)).unwrap();
+        if let TicketState::Used { resource, .. } = &mut ticket.state {
+            *resource = Resource::cpu(cores).unwrap();
+        }
+    }
+
     /// Adds a waiting request, behind all others.
     fn request(&mut self, number: u128, em: &str, (user, engine_type): (&str, &str), cores: i64) {
         let position = QueuePosition::new(0, at(i64::try_from(self.requests.len()).unwrap()), id(number));
@@ -319,6 +327,25 @@ fn choice_takes_no_scope_below_its_guarantee() {
     world.tickets.remove(&id(3));
     world.ticket(5, "a", SQL, None);
     assert_eq!(world.chosen(), [(2, 103)]);
+}
+
+/// A small engine that ends first would take what the guarantee leaves, and the large one alone suffices.
+#[test]
+fn small_engine_hides_no_large_one_of_guaranteed_user() {
+    let mut world = World::guaranteed(6, 10, 3).with_policies([busy_policy(&[("user", None)])]);
+    for (number, cores, idle_since) in [(1, 1, Some(100)), (2, 3, Some(200)), (3, 2, None)] {
+        world.ticket(number, "a", BOB, idle_since);
+        world.enlarge(number, cores);
+    }
+    world.tickets.get_mut(&id(3)).unwrap().locked_time = at(NOW - 1);
+    world.request(100, "a", SQL, 3);
+    assert_eq!(world.chosen(), [(2, 100)]);
+    // The large one is busy, and its grace period goes on.
+    world.ticket(2, "a", BOB, None);
+    world.enlarge(2, 3);
+    world.row(2, 100, CHOSEN, ReclaimFor::Present);
+    world.rows[0].busy = true;
+    assert_eq!(world.plan(), ReclaimPlan::default());
 }
 
 /// Busy engines end for an entitled request, if idle ones do not suffice: the newest first, and only those beyond the guarantee of their
@@ -582,6 +609,23 @@ fn chosen_tickets_are_bounded_by_whole_requests() {
     world.request(102, "a", SPARK, 1);
     let for_requests = world.chosen().into_iter().map(|(_, request)| request).collect::<Vec<_>>();
     assert_eq!(for_requests, [[100; 7].as_slice(), &[102]].concat(), "11 rows would be more than 10");
+}
+
+/// A busy engine is kept as a reserve only where the rows of the idle ones have room beside it: else no grace period would end.
+#[test]
+fn reserve_leaves_room_for_idle_engines() {
+    let mut world = World::guaranteed(20, 100, 10).with_policies([busy_policy(&[("user", None)])]);
+    for number in 1..=20 {
+        world.ticket(number, "a", BOB, (number > 10).then_some(100));
+    }
+    world.request(100, "a", SQL, 10);
+    for number in 1..=10 {
+        world.row(number, 100, CHOSEN, ReclaimFor::Present);
+        world.rows.last_mut().unwrap().busy = true;
+    }
+    assert_eq!((world.chosen(), world.withdrawn()), (vec![], (1..=10).collect()));
+    world.rows.clear();
+    assert_eq!(world.chosen().len(), 10);
 }
 
 /// Observed tickets do not come back, so they neither take the place of others nor count for other requests.

@@ -75,6 +75,18 @@ pub async fn snapshot(connection: &mut PgConnection) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Begins a part of a transaction of `connection` whose locks [`roll_back_to_savepoint`] releases.
+pub async fn savepoint(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query("SAVEPOINT part").execute(connection).await?;
+    Ok(())
+}
+
+/// Rolls back the part of a transaction since [`savepoint`], and releases the locks that it has acquired.
+pub async fn roll_back_to_savepoint(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query("ROLLBACK TO SAVEPOINT part").execute(connection).await?;
+    Ok(())
+}
+
 /// Extends the timeouts of the current transaction of `connection` for a repair: locks 10 s, statements 60 s.
 pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query(

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::{
     choice::{Ecm, Reaction, quick, wait},
+    exempt::chosen_times,
     *,
 };
 
@@ -129,6 +130,46 @@ async fn withdrawn_busy_engine_stays() {
     rm.client.set_reclaim_policy(&quick(ReclaimMode::Stop), "").await.unwrap();
     eventually("none is chosen", LONG, async || chosen(&rm.client).await.0.is_empty()).await;
     assert_eq!(ecm.live(), [first, second].into());
+}
+
+/// The idle engines that replace a busy one stay chosen, also for a request that is tried at another EM in each step.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_engine_on_one_em_replaces_busy_one_on_another() {
+    let (database, rm) = start().await;
+    guarantee(&rm.client, "red", 2).await;
+    let [home, busy_one, idle, rest] =
+        ["host1", "host2", "host3", "host4"].map(|name| Ecm::register(&rm.client, name, 1, Reaction::Ignores));
+    let (home, busy_one, idle, rest) = (home.await, busy_one.await, idle.await, rest.await);
+    home.engine_of(of_tenant(&home, "red"), false).await;
+    let engine = busy_one.engine("bob", "spark", false).await;
+    let others = [idle.engine("ann", "spark", false).await, rest.engine("ann", "spark", false).await];
+    all_are_old(&database).await;
+    let of_all = ReclaimPolicy { grace: Duration::from_secs(200), ..busy(ReclaimMode::Stop) };
+    let pattern = LabelPattern::new([("user".to_owned(), Some("ann".to_owned()))].into());
+    let of_idle = ReclaimPolicy { pattern, busy: false, ..of_all.clone() };
+    for policy in [of_idle, of_all] {
+        rm.client.set_reclaim_policy(&policy, "").await.unwrap();
+    }
+    let call = wait(&rm.client, ResourceRequest { em: None, ..of_tenant(&home, "red") });
+    let busy_ones = BTreeSet::from([engine]);
+    eventually("the busy one is chosen", LONG, async || {
+        chosen(&rm.client).await == (busy_ones.clone(), busy_ones.clone())
+    })
+    .await;
+    idle.rest();
+    rest.rest();
+    let is_replaced = async || {
+        let (all, of_busy) = chosen(&rm.client).await;
+        all.len() == 2 && of_busy == busy_ones && others.iter().any(|other| all.contains(other))
+    };
+    eventually("an idle one is chosen, and the busy one is a reserve", LONG, is_replaced).await;
+    let rows = chosen_times(&rm.client).await;
+    let steps = || rm.metric("linkis_rm_reclaim_step_seconds_count");
+    let before = steps();
+    eventually("more steps", LONG, async || steps() >= before + 6.0).await;
+    assert_eq!(chosen_times(&rm.client).await, rows);
+    drop(call);
+    assert_invariants(&database, &rm.client).await;
 }
 
 /// A request without an EM that waits at one EM ends a busy engine on another one, where its tenant borrows nothing.

@@ -40,7 +40,7 @@ async fn chosen(client: &RmClient) -> BTreeSet<Uuid> {
 }
 
 /// Returns the times at which tickets were chosen.
-async fn chosen_times(client: &RmClient) -> Vec<String> {
+pub async fn chosen_times(client: &RmClient) -> Vec<String> {
     client.reclaims().await.unwrap().iter().map(|reclaim| format!("{:?}", reclaim.due_time)).collect()
 }
 
@@ -102,7 +102,15 @@ async fn observed_engine_delays_no_other_one() {
         ..quick(ReclaimMode::Observe)
     };
     rm.client.set_reclaim_policy(&observe, "").await.unwrap();
+    // The request is queued at the full EM, which is the only one that is open when it enters.
+    for name in ["host2", "host3"] {
+        rm.client.drain(&em(name), "maintenance").await.unwrap();
+    }
     let call = wait(&rm.client, ResourceRequest { em: None, ..full.request("carol", "sql") });
+    waiting(&rm.client, 1).await;
+    for name in ["host2", "host3"] {
+        assert!(rm.client.resume(&em(name), "").await.unwrap());
+    }
     eventually("it is shown", LONG, async || chosen(&rm.client).await == [shown].into()).await;
     other.rest();
     assert!(matches!(call.await.unwrap(), ResultResource::Available(_)));

@@ -7,7 +7,8 @@
 //! - Tickets, EMs, counters: `expiry`, `lost_ems`, `unregister`, `holds`; `count_label_sets`, `prune_counters`, `self_audit`.
 //! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
 //! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `user_sums` (use by user), `announce` (the instance and its tasks).
-//! - Waiting requests: `reclaim` (engines that are to end for them), and `reclaim_sweeps` (its reads of tickets).
+//! - Waiting requests: `reclaim` (engines that are to end for them), `reclaim_places` (where it tries them), and
+//!   `reclaim_sweeps` (its reads of tickets).
 //! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).
 
 use std::{
@@ -39,6 +40,7 @@ pub mod lost_ems;
 pub mod prune_counters;
 pub mod prune_history;
 pub mod reclaim;
+mod reclaim_places;
 mod reclaim_sweeps;
 pub mod refusals;
 mod round_robin;

@@ -9,9 +9,7 @@
 //! Caller: the task driver (`background`).
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::Arc,
     time::Duration,
 };
@@ -26,23 +24,20 @@ use crate::admission::read_check_state;
 use rm_engine::{
     observed_state::CheckState,
     reclaim_choice::{ReclaimChoice, TriedRequest, short_keys},
-    reclaim_plan::{ReclaimPlan, ReclaimView, policy_of},
+    reclaim_plan::{ReclaimPlan, ReclaimView},
 };
 use rm_model::{
-    assessment::check_em,
-    em::{Em, EmInstance},
+    em::EmInstance,
     ledger,
     limit::{LabelPattern, Limits},
     name::Name,
-    operation::{LockKey, PlacedRequest, RequestScopes, RequestSpec, WaitParameters},
-    principal::Principal,
+    operation::{LockKey, PlacedRequest},
     reclaim::{Reclaim, ReclaimMode, ReclaimPolicy, ReclaimProgress},
     report::{EmStatus, Health},
-    resource::{Dimension, Resource},
     scope::{ScopeCounter, USER},
     selector::EmSelector,
-    ticket::{Ticket, TicketState},
-    wait_queue::{QueuePosition, WaitKey, WaitingRequest},
+    ticket::Ticket,
+    wait_queue::{QueuePosition, WaitKey},
 };
 use rm_store::{
     StoreError, em_report, em_resource, label_resource, limit,
@@ -54,7 +49,12 @@ use rm_store::{
 };
 use rm_telemetry::metrics::Metrics;
 
-use super::{Step, Task, lease::LeaseFlag, reclaim_sweeps::Sweeps};
+use super::{
+    Step, Task,
+    lease::LeaseFlag,
+    reclaim_places::{accepts, busy_ems, earlier_ems, idle_ems, placed, tried},
+    reclaim_sweeps::Sweeps,
+};
 
 /// Maximum number of waiting requests per step: of the first ones, of later ones, and of those with due tickets.
 const FIRST_REQUESTS: i64 = 50;
@@ -346,15 +346,8 @@ impl ReclaimIdle {
                 }
                 None => Vec::new(),
             };
-        let counts =
-            |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
-        let mut earlier = HashMap::<Uuid, EarlierEm>::new();
-        for row in rows.iter().filter(counts) {
-            let is_settled = row.mode != ReclaimMode::Observe && !row.busy;
-            let at = earlier.entry(row.for_ticket_id);
-            at.or_insert(EarlierEm { em: row.for_em.clone(), is_settled: true }).is_settled &= is_settled;
-        }
-        let ems = earlier.values().map(|at| &at.em).chain(&idle_ems).chain(&busy_ems);
+        let earlier = earlier_ems(&rows);
+        let ems = earlier.values().flat_map(|earlier| &earlier.ems).chain(&idle_ems).chain(&busy_ems);
         let ems = em_resource::read(&mut *connection, ems.collect::<BTreeSet<_>>()).await?;
         let tried = page.into_iter().map(|present| {
             let earlier = earlier.get(&present.request.ticket_id);
@@ -372,7 +365,7 @@ impl ReclaimIdle {
             place.is_em_unavailable = place.any_em && unavailable.contains(&place.em);
         }
         let places: Vec<&PlacedRequest> = requests.iter().flat_map(|request| &request.places).collect();
-        let mut state = read_check_state(&mut *connection, &places, &self.limits).await?;
+        let mut state = unfenced_check_state(connection, &places, &self.limits).await?;
         let short = short_places(&state, &places);
         tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, short, &self.limits).await?);
         if let Some(until) = busy_until {
@@ -387,6 +380,19 @@ impl ReclaimIdle {
         let held = held(connection, &tickets, now).await?;
         Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, held, now })
     }
+}
+
+/// Reads a check state within a transaction. The version of the limits is not locked afterwards: the next change of them, and every batch
+/// behind that, would wait for the transaction.
+async fn unfenced_check_state(
+    connection: &mut PgConnection,
+    places: &[&PlacedRequest],
+    limits: &Arc<Limits>,
+) -> Result<CheckState, StoreError> {
+    session::savepoint(connection).await?;
+    let state = read_check_state(connection, places, limits).await?;
+    session::roll_back_to_savepoint(connection).await?;
+    Ok(state)
 }
 
 /// Returns the tickets whose EM or user is held.
@@ -426,28 +432,6 @@ fn has_guarantee(request: &PlacedRequest, limits: &Limits) -> bool {
     !request.guaranteed_scopes(limits).is_empty()
 }
 
-/// Returns the EMs with the longest idle tickets that a policy lets end.
-fn idle_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance> {
-    let idle_since = |ticket: &Ticket| match ticket.state {
-        TicketState::Used { idle_since, .. } => idle_since,
-        TicketState::Locked { .. } => None,
-    };
-    let allowed = tickets.values().filter(|ticket| policy_of(limits, ticket).is_some());
-    let mut idle: Vec<_> = allowed.filter_map(|ticket| Some((idle_since(ticket)?, ticket.id, &ticket.em))).collect();
-    idle.sort_unstable();
-    let mut known = BTreeSet::new();
-    idle.into_iter().map(|(_, _, em)| em).filter(|em| known.insert(*em)).cloned().collect()
-}
-
-/// Returns the EMs with the newest used tickets whose engines a policy lets end while they are busy.
-fn busy_ems(limits: &Limits, tickets: &HashMap<Uuid, Ticket>) -> Vec<EmInstance> {
-    let allowed = tickets.values().filter(|ticket| policy_of(limits, ticket).is_some_and(|policy| policy.busy));
-    let mut newest: Vec<_> = allowed.map(|ticket| (Reverse(ticket.id), &ticket.em)).collect();
-    newest.sort_unstable();
-    let mut known = BTreeSet::new();
-    newest.into_iter().map(|(_, em)| em).filter(|em| known.insert(*em)).cloned().collect()
-}
-
 /// Returns those of `ems` that are silent or unhealthy.
 async fn unavailable(
     connection: &mut PgConnection,
@@ -457,67 +441,6 @@ async fn unavailable(
     let statuses = em_report::read(connection, ems, silent_after).await?;
     let is_unavailable = |status: &EmStatus| status.silent || status.health == Some(Health::Unhealthy);
     Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
-}
-
-/// The EM of an earlier choice for a request without an EM.
-struct EarlierEm {
-    em: EmInstance,
-    /// Whether the choice ends idle engines alone, so that no other EM is tried.
-    is_settled: bool,
-}
-
-/// Returns whether an EM can grant a request once its capacity is free.
-fn accepts(em: &Em, limits: &Limits, spec: &RequestSpec) -> bool {
-    let grantable = |dimension: &Dimension| em.total.get(dimension).saturating_sub(em.protected.get(dimension));
-    let is_large_enough = |share: Resource| share.amounts().all(|(dimension, amount)| amount <= grantable(&dimension));
-    em.drain.is_none() && check_em(em, limits, spec).is_ok() && em.project(&spec.resource).is_ok_and(is_large_enough)
-}
-
-/// Returns a waiting request at its EM. A request that names none is also tried at the EM of its earlier choice. Unless that choice ends idle
-/// engines alone, it is also tried at one of each of `ems` that `accepts` it, another one in each step.
-fn tried(
-    present: PresentRequest,
-    earlier: Option<&EarlierEm>,
-    ems: [&[EmInstance]; 2],
-    step: u64,
-    accepts: impl Fn(&EmInstance, &RequestSpec) -> bool,
-) -> TriedRequest {
-    let PresentRequest { position, request, selector } = present;
-    let (ticket_id, wait_until, is_anywhere) = (request.ticket_id, request.wait_until, selector.is_some());
-    let home = placed(position, request, selector.unwrap_or_default());
-    let spec = home.ask.clone();
-    let may_use = |em: &&EmInstance| {
-        let is_kind = spec.selector.application_name.as_ref().is_none_or(|name| *name == em.application_name);
-        is_anywhere && is_kind && **em != home.em && accepts(em, &spec)
-    };
-    let is_settled = earlier.is_some_and(|earlier| earlier.is_settled);
-    let others = ems.into_iter().filter(|_| !is_settled).filter_map(|ems| drawn(ems, step, ticket_id, may_use));
-    let earlier = earlier.map(|earlier| &earlier.em).filter(may_use);
-    let others: BTreeSet<EmInstance> = earlier.into_iter().chain(others).cloned().collect();
-    let at = |em| PlacedRequest { em, scopes: RequestScopes::default(), ..home.clone() };
-    let others: Vec<PlacedRequest> = others.into_iter().map(at).collect();
-    TriedRequest { ticket_id, wait_until, places: [home].into_iter().chain(others).collect() }
-}
-
-/// Returns the EM at which a request is tried in a step: the first that `may_use` allows, in an order of their own for each request and step.
-fn drawn(
-    ems: &[EmInstance],
-    step: u64,
-    ticket_id: Uuid,
-    may_use: impl Fn(&&EmInstance) -> bool,
-) -> Option<&EmInstance> {
-    // A hash, because a request of a later page is tried in each fourth step or so, and draws different EMs then, too.
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((step, ticket_id));
-    let count = u64::try_from(ems.len()).ok().filter(|count| *count > 0)?;
-    let begin = hash % count;
-    let stride = (hash >> 32..).find(|stride| gcd(*stride, count) == 1)? % count;
-    let numbers = (0..count).map(|turn| (begin + turn * stride) % count);
-    numbers.filter_map(|number| ems.get(usize::try_from(number).ok()?)).find(may_use)
-}
-
-/// Returns the greatest common divisor.
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Returns the places where requests are short.
@@ -531,43 +454,6 @@ fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> BTreeSet<Rec
         WaitKey::Queue { .. } => None,
     };
     requests.iter().flat_map(|request| short_keys(state, request)).filter_map(place).collect()
-}
-
-/// Returns a waiting request as a check decides it.
-fn placed(position: QueuePosition, waiting: WaitingRequest, selector: EmSelector) -> PlacedRequest {
-    let wait = WaitParameters {
-        claim: waiting.claim.unwrap_or_default(),
-        instance_id: Uuid::nil(),
-        remaining: Duration::ZERO,
-        is_elsewhere: false,
-        priority: Some(waiting.priority),
-        position: Some(position),
-    };
-    let spec = RequestSpec {
-        principal: Principal::Service,
-        ticket_id: waiting.ticket_id,
-        user: waiting.user,
-        creator: waiting.creator,
-        engine_type: waiting.engine_type,
-        resource: waiting.resource,
-        labels: waiting.labels,
-        selector,
-        caps: waiting.caps.into_iter().map(Arc::new).collect(),
-        lock_ttl: Duration::ZERO,
-        request_id: None,
-        return_counters: false,
-        priority: waiting.priority,
-        may_wait: true,
-    };
-    let (em, any_em) = (waiting.em, waiting.any_em);
-    PlacedRequest {
-        em,
-        ask: Arc::new(spec),
-        wait: Some(wait),
-        any_em,
-        is_em_unavailable: false,
-        scopes: RequestScopes::default(),
-    }
 }
 
 impl Task for ReclaimIdle {
@@ -590,20 +476,6 @@ impl Task for ReclaimIdle {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn drawn_ems_of_spread_steps_are_all() {
-        let ems: Vec<EmInstance> =
-            (0..100).map(|number| EmInstance::parse("em", "linkis", &format!("host{number}")).unwrap()).collect();
-        let usable: BTreeSet<&EmInstance> = ems[40..44].iter().collect();
-        for (period, request) in [1, 2, 4, 8, 16].into_iter().flat_map(|period| (0..20).map(move |id| (period, id))) {
-            let steps = (0..60).map(|turn| turn * period);
-            let drawn = steps.filter_map(|step| drawn(&ems, step, Uuid::from_u128(request), |em| usable.contains(em)));
-            assert_eq!(drawn.collect::<BTreeSet<_>>(), usable, "each step of {period}, {request}");
-        }
-        assert_eq!(drawn(&[], 1, Uuid::nil(), |_| true), None);
-        assert_eq!(drawn(&ems, 1, Uuid::nil(), |_| false), None);
-    }
 
     #[test]
     fn tickets_of_late_read_are_not_named() {

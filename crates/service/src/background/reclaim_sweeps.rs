@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash},
 };
 
 use sqlx::PgConnection;
@@ -92,8 +92,8 @@ impl Sweeps {
             let sweep = self.by_place.entry(place.clone()).or_insert(Sweep { after, found: Vec::new() });
             sweep.after = after;
             sweep.found.retain(may_end);
-            let left = place.page_size(of_each).saturating_sub(sweep.found.len());
-            sweep.found.extend(page.tickets.into_iter().filter(may_end).take(left));
+            sweep.found.extend(page.tickets.into_iter().filter(may_end));
+            sample(&mut sweep.found, self.step, place.page_size(of_each));
         }
         Ok(tickets)
     }
@@ -101,10 +101,23 @@ impl Sweeps {
     /// Ends the sweep of a place, in about every second step: the last page may be read again. Otherwise, a request that is looked at in
     /// each fourth step could meet the same pages in each sweep.
     fn end(&mut self, place: &ReclaimPlace) {
-        if BuildHasherDefault::<DefaultHasher>::default().hash_one((self.step, place)) % 2 == 0 {
+        if hash(self.step, place).is_multiple_of(2) {
             self.by_place.remove(place);
         }
     }
+}
+
+/// Leaves at most `size` of the tickets, other ones in each step: tickets that no request can use do not hide others for ever.
+fn sample(found: &mut Vec<Uuid>, step: u64, size: usize) {
+    if found.len() > size {
+        found.sort_by_cached_key(|ticket_id| hash(step, ticket_id));
+        found.truncate(size);
+    }
+}
+
+/// Returns a number that is another one in each step.
+fn hash(step: u64, of: impl Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one((step, of))
 }
 
 /// Returns whether a policy lets the engine of a ticket end, as an idle or as a busy one.
@@ -114,4 +127,29 @@ fn may_end(ticket: &Ticket, order: ReclaimOrder, limits: &Limits) -> bool {
         ReclaimOrder::LongestIdle => idle_since.is_some(),
         ReclaimOrder::NewestUsed { .. } => policy.busy,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn useless_tickets_hide_no_set_of_several_pages() {
+        const SIZE: usize = 80;
+        // Two tickets, of the third and the seventh of eight pages.
+        let (first, second) = (Uuid::from_u128(200), Uuid::from_u128(500));
+        let mut found = Vec::new();
+        let is_set_seen = (0..1000).any(|step: usize| {
+            let page = step % 8;
+            if page == 0 {
+                found.clear();
+            }
+            found.extend((page * SIZE..(page + 1) * SIZE).map(|id| Uuid::from_u128(id as u128)));
+            let is_seen = found.contains(&first) && found.contains(&second);
+            sample(&mut found, step as u64, SIZE);
+            assert_eq!(found.len(), SIZE);
+            is_seen
+        });
+        assert!(is_set_seen);
+    }
 }

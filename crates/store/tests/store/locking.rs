@@ -1,7 +1,7 @@
 //! Locks by rows, and what the constraints refuse. The two traps: reading in the statement that locks, and keys that are
 //! locked in several orders.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use rm_model::{name::Name, operation::LockKey};
 use rm_store::{
@@ -186,4 +186,21 @@ async fn retired_label_set_with_counters_is_kept() {
     assert!(!label_resource::delete_of_set(&pool, id, 2).await.unwrap());
     label_set::delete(&pool, id).await.unwrap();
     assert_eq!(sets().await, 0);
+}
+
+/// A read for a check within a long transaction does not lock the version of the limits until its end.
+#[tokio::test]
+async fn savepoint_releases_version_of_limits() {
+    let (pool, store) = fresh().await;
+    let mut session = store.session();
+    let connection = session.begin().await.unwrap();
+    session::snapshot(connection).await.unwrap();
+    session::savepoint(connection).await.unwrap();
+    em_resource::read_in_force(connection, &Arc::default(), []).await.unwrap();
+    let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'linkis_resource_limit_version'::regclass";
+    let locks = async || sqlx::query_scalar::<_, i64>(locks).fetch_one(&pool).await.unwrap();
+    assert_eq!(locks().await, 1);
+    session::roll_back_to_savepoint(connection).await.unwrap();
+    assert_eq!(locks().await, 0);
+    em_resource::read(connection, []).await.unwrap();
 }
