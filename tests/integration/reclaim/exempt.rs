@@ -102,7 +102,7 @@ async fn observed_engine_delays_no_other_one() {
         ..quick(ReclaimMode::Observe)
     };
     rm.client.set_reclaim_policy(&observe, "").await.unwrap();
-    // The request is queued at the full EM, which is the only one that is open when it enters.
+    // The request is queued at the full EM, because the others are drained.
     for name in ["host2", "host3"] {
         rm.client.drain(&em(name), "maintenance").await.unwrap();
     }

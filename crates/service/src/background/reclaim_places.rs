@@ -1,7 +1,7 @@
-//! EMs at which the waiting requests are tried for whom engines may end.
+//! Places of reclaim: the EMs at which a step tries a waiting request.
 //!
-//! A request that names its EM is tried there alone. One that names none is tried at the EM where it is queued, at those of its
-//! earlier choices, and at further ones that are drawn in each step.
+//! A request that names its EM is tried there alone. A request without an EM is tried where it is queued, at the EMs of its earlier
+//! choices, and at further EMs, which are drawn in each step.
 //!
 //! Never: reads; decides which engines end. Caller: `reclaim`.
 
@@ -39,7 +39,7 @@ pub struct EarlierEms {
     is_settled: bool,
 }
 
-/// Returns the EMs of the choices of which the rows tell, by request.
+/// Returns the EMs of the stored choices, by request.
 pub fn earlier_ems(rows: &[Reclaim]) -> HashMap<Uuid, EarlierEms> {
     let counts = |row: &&Reclaim| matches!(row.progress, ReclaimProgress::Chosen { .. } | ReclaimProgress::Recalled);
     let mut earlier = HashMap::<Uuid, EarlierEms>::new();
