@@ -268,7 +268,7 @@ async fn mover(shared: Shared, mut random: Random) {
     }
 }
 
-/// Drains EMs, sometimes with a new reason, and resumes each.
+/// Drains EMs, and resumes each.
 async fn drainer(shared: Shared, mut random: Random) {
     while shared.goes_on(random.millis(100, 1000)).await {
         let em1 = em(random.pick([Hosts::HOT[0], Hosts::BIG[0], Hosts::BIG[1], Hosts::FLEETING]));
