@@ -4,6 +4,7 @@
 //! memory is bounded by one row, independent of the number of EMs. The module never writes. Caller: `rm_service::audit`.
 
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
+use tokio::task::consume_budget;
 use tokio_stream::StreamExt as _;
 
 use rm_model::audit::StoredEmCounters;
@@ -50,6 +51,8 @@ pub async fn for_each_em(connection: &mut PgConnection, mut visit: impl FnMut(Au
     .fetch(connection);
     let mut last: Option<PgRow> = None;
     while let Some(row) = rows.next().await {
+        // A row that has arrived needs no wait: without this, one poll would read thousands.
+        consume_budget().await;
         let row = row?;
         let is_stored = row.try_get::<Option<i64>, _>("version")?.is_some();
         if is_stored && !last.as_ref().is_some_and(|last| is_of_same(last, &row)) {

@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use sqlx::{PgConnection, PgExecutor, postgres::PgRow};
+use tokio::task::consume_budget;
 use tokio_stream::StreamExt as _;
 
 use rm_model::{
@@ -250,6 +251,7 @@ pub async fn for_each_scope(
     )
     .fetch(connection);
     while let Some(row) = rows.next().await {
+        consume_budget().await;
         visit(stored(TABLE.row(&row?)));
     }
     Ok(())

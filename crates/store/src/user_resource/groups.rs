@@ -1,6 +1,7 @@
 //! Ticket groups for audits: all live tickets, grouped by the columns that counters depend on.
 
 use sqlx::{PgConnection, postgres::PgRow};
+use tokio::task::consume_budget;
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
@@ -37,6 +38,7 @@ pub async fn for_each_group(
     )
     .fetch(connection);
     while let Some(row) = rows.next().await {
+        consume_budget().await;
         let row = row?;
         let row = TABLE.row(&row);
         let (id, count) = (row.get("ticket_id")?, row.get("count")?);
