@@ -162,7 +162,7 @@ impl ReclaimView {
                 if is_due {
                     plan.due.push(DueChoice { choice, policies });
                 } else if !is_observed {
-                    // The grace period of a busy engine goes on, in case that the idle ones get tasks.
+                    // The grace period of a busy engine continues, in case that the idle ones get tasks.
                     let is_reserve = |row: &&Reclaim| row.busy && row.for_ticket_id == choice.request;
                     let reserve = parts.open.values().map(|(_, row)| *row).filter(is_reserve);
                     reserves.extend(reserve.map(|row| row.ticket_id));

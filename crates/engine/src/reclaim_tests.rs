@@ -340,7 +340,7 @@ fn small_engine_hides_no_large_one_of_guaranteed_user() {
     world.tickets.get_mut(&id(3)).unwrap().locked_time = at(NOW - 1);
     world.request(100, "a", SQL, 3);
     assert_eq!(world.chosen(), [(2, 100)]);
-    // The large one is busy, and its grace period goes on.
+    // The large one is busy, and its grace period continues.
     world.ticket(2, "a", BOB, None);
     world.enlarge(2, 3);
     world.row(2, 100, CHOSEN, ReclaimFor::Present);
@@ -409,7 +409,7 @@ fn busy_engines_without_task_end_first() {
     assert_eq!(world.plan(), ReclaimPlan::default());
 }
 
-/// A busy engine that was chosen stays once an idle one suffices. Its grace period goes on until then, because the idle one may get a task.
+/// A busy engine that was chosen stays once an idle one suffices. Its grace period continues until then, because the idle one may get a task.
 #[test]
 fn chosen_busy_engine_is_replaced_by_idle_one() {
     let mut world = World::guaranteed(2, 10, 1).with_policies([busy_policy(&[("user", None)])]);

@@ -8,7 +8,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeSet, HashMap},
-    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::Arc,
     time::Duration,
 };
@@ -29,6 +28,8 @@ use rm_model::{
     wait_queue::{QueuePosition, WaitingRequest},
 };
 use rm_store::waiting::PresentRequest;
+
+use super::reclaim_sweeps::hash;
 
 /// The EMs of the earlier choices for a request without an EM.
 #[derive(Debug)]
@@ -153,7 +154,7 @@ fn drawn(
     may_use: impl Fn(&&EmInstance) -> bool,
 ) -> Option<&EmInstance> {
     // A hash, because a request of a later page is tried in each fourth step or so, and draws different EMs then, too.
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((step, ticket_id));
+    let hash = hash(step, ticket_id);
     let count = u64::try_from(ems.len()).ok().filter(|count| *count > 0)?;
     let begin = hash % count;
     let stride = (hash >> 32..).find(|stride| gcd(*stride, count) == 1)? % count;

@@ -116,7 +116,7 @@ fn sample(found: &mut Vec<Uuid>, step: u64, size: usize) {
 }
 
 /// Returns a number that is another one in each step.
-fn hash(step: u64, of: impl Hash) -> u64 {
+pub fn hash(step: u64, of: impl Hash) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one((step, of))
 }
 
