@@ -264,37 +264,61 @@ impl ReclaimTrial {
             let number = chosen.map_or(usize::MAX, |chosen| chosen.number);
             (candidate.is_busy(), !own(candidate), number, is_same_kind(ticket, place), *activity, ticket.id)
         });
-        let mut ended = self.end_each(&tickets, place, &of_request);
-        let mut suffices = !ended.is_empty() && self.fits(place);
-        if !suffices && ended.len() < tickets.len() {
-            // Small tickets may have used up what a guarantee leaves: the largest ones end first then.
-            for candidate in &ended {
-                self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
-            }
-            let dimensions = shortage(&self.state, place).map(|shortage| shortage.dimensions).unwrap_or_default();
-            let amount = |candidate: &Candidate<'_>, dimension| candidate.reclaimable.ticket.resource().get(dimension);
-            let amounts = |candidate: &Candidate<'_>| dimensions.iter().map(|at| amount(candidate, at)).collect();
-            tickets.sort_by_key(|candidate| Reverse::<Vec<i64>>(amounts(candidate)));
-            ended = self.end_each(&tickets, place, &of_request);
-            suffices = !ended.is_empty() && self.fits(place);
-        }
+        let ended = self.end_enough(&tickets, place, &of_request)?;
         let mut needed = ended.clone();
         for (number, candidate) in ended.into_iter().enumerate().rev() {
             self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
-            match suffices && !self.fits(place) {
-                true => drop(self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::End)),
-                false => drop(needed.remove(number)),
+            match self.fits(place) {
+                true => drop(needed.remove(number)),
+                false => drop(self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::End)),
             }
         }
-        for candidate in &needed {
-            self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
-        }
+        self.keep(&needed);
         let costs = Costs {
             busy: needed.iter().filter(|candidate| candidate.is_busy()).count(),
             new: needed.iter().filter(|candidate| !own(candidate)).count(),
             all: needed.len(),
         };
-        suffices.then_some(Solution { place, tickets: needed, costs })
+        Some(Solution { place, tickets: needed, costs })
+    }
+
+    /// Takes tickets as ended with which the request fits, and returns them: idle ones alone if they suffice. `tickets` has the idle ones
+    /// first. Where a guarantee refuses some, the largest ones end first in another attempt: small ones may have used up what it leaves.
+    fn end_enough<'a>(
+        &mut self,
+        tickets: &[&'a Candidate<'a>],
+        place: &PlacedRequest,
+        of_request: &HashMap<ScopeCounter, ScopeHoldings>,
+    ) -> Option<Vec<&'a Candidate<'a>>> {
+        let idle = tickets.partition_point(|candidate| !candidate.is_busy());
+        let dimensions = shortage(&self.state, place)?.dimensions;
+        // Amounts that the request does not need make no ticket larger.
+        let useful = |resource: &Resource, at| resource.get(at).min(place.resource().get(at));
+        let amounts = |candidate: &Candidate<'_>| {
+            dimensions.iter().map(|at| useful(candidate.reclaimable.ticket.resource(), at)).collect()
+        };
+        for tickets in [&tickets[..idle], tickets] {
+            let mut largest_first = tickets.to_vec();
+            largest_first.sort_by_key(|candidate| Reverse::<Vec<i64>>(amounts(candidate)));
+            for tickets in [tickets, &largest_first] {
+                let ended = self.end_each(tickets, place, of_request);
+                if !ended.is_empty() && self.fits(place) {
+                    return Some(ended);
+                }
+                self.keep(&ended);
+                if ended.len() == tickets.len() {
+                    break;
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes tickets as used again that were taken as ended.
+    fn keep(&mut self, tickets: &[&Candidate<'_>]) {
+        for candidate in tickets {
+            self.change(&candidate.reclaimable.ticket, &candidate.counters, Change::Keep);
+        }
     }
 
     /// Takes those of `tickets` as ended, one after the other, whose end takes no scope below its guarantee, and returns them.

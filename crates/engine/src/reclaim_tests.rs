@@ -47,7 +47,7 @@ const NOW: i64 = 10_000;
 /// A cluster of EMs with the same number of cores, whose users have a limit, and whose tickets may end after a minute without a task.
 struct World {
     limits: Arc<Limits>,
-    cores: i64,
+    total: Resource,
     tickets: BTreeMap<Uuid, Ticket>,
     requests: Vec<TriedRequest>,
     rows: Vec<Reclaim>,
@@ -82,7 +82,7 @@ impl World {
         let limits = Limits::new(Uuid::nil(), vec![LabelSet { id: 1, counting, is_counted: true }], [rule]);
         let world = Self {
             limits: limits.into(),
-            cores,
+            total: Resource::cpu(cores).unwrap(),
             tickets: BTreeMap::new(),
             requests: vec![],
             rows: vec![],
@@ -123,9 +123,14 @@ impl World {
 
     /// Gives a ticket some cores.
     fn enlarge(&mut self, number: u128, cores: i64) {
+        self.resize(number, Resource::cpu(cores).unwrap());
+    }
+
+    /// Gives a ticket another resource.
+    fn resize(&mut self, number: u128, to: Resource) {
         let ticket = self.tickets.get_mut(&id(number)).unwrap();
         if let TicketState::Used { resource, .. } = &mut ticket.state {
-            *resource = Resource::cpu(cores).unwrap();
+            *resource = to;
         }
     }
 
@@ -177,7 +182,7 @@ impl World {
     }
 
     fn em(&self, em: &str) -> Em {
-        let (none, total) = (Resource::cpu(0).unwrap(), Resource::cpu(self.cores).unwrap());
+        let (none, total) = (self.total.zero_like(), self.total.clone());
         let on_em = self.tickets.values().filter(|ticket| ticket.em == em_instance(em));
         let used = on_em.fold(none.clone(), |sum, ticket| sum.add(ticket.resource()).unwrap());
         Em {
@@ -346,6 +351,40 @@ fn small_engine_hides_no_large_one_of_guaranteed_user() {
     world.row(2, 100, CHOSEN, ReclaimFor::Present);
     world.rows[0].busy = true;
     assert_eq!(world.plan(), ReclaimPlan::default());
+}
+
+/// A guarantee of 5 cores of 9 leaves 4: the smaller idle engine alone does not suffice, and the larger one does.
+#[test]
+fn no_busy_engine_ends_beside_idle_one_that_suffices() {
+    let mut world = World::guaranteed(15, 10, 5).with_policies([busy_policy(&[("user", None)])]);
+    for (number, cores, idle_since) in [(1, 2, Some(100)), (2, 3, Some(200)), (3, 4, None)] {
+        world.ticket(number, "a", BOB, idle_since);
+        world.enlarge(number, cores);
+    }
+    // Busy engines of another user, of which one and the smaller idle one would suffice.
+    for number in 10..16 {
+        world.ticket(number, "a", ("carol", "sql"), None);
+    }
+    world.request(100, "a", SQL, 3);
+    assert_eq!(world.chosen(), [(2, 100)]);
+    world.tickets.retain(|ticket_id, _| ticket_id.as_u128() < 10);
+    world.total = Resource::cpu(9).unwrap();
+    assert_eq!(world.chosen(), [(2, 100)], "the busy engine is the largest one");
+}
+
+/// A guarantee of one core leaves 4, of which the first engine would use up one.
+#[test]
+fn largest_engine_has_most_of_what_request_needs() {
+    let load = |memory, cores| Resource::load(memory, cores).unwrap();
+    let mut world = World::guaranteed(0, 10, 1);
+    world.total = load(14, 5);
+    for (number, since, resource) in [(1, 100, load(8, 1)), (2, 200, load(6, 4))] {
+        world.ticket(number, "a", BOB, Some(since));
+        world.resize(number, resource);
+    }
+    world.request(100, "a", SQL, 0);
+    Arc::make_mut(&mut world.requests[0].places[0].ask).resource = load(6, 4);
+    assert_eq!(world.chosen(), [(2, 100)]);
 }
 
 /// Busy engines end for an entitled request, if idle ones do not suffice: the newest first, and only those beyond the guarantee of their

@@ -29,7 +29,7 @@ use rm_engine::{
 use rm_model::{
     em::EmInstance,
     ledger,
-    limit::{LabelPattern, Limits},
+    limit::{LabelPattern, LimitedScope, Limits},
     name::Name,
     operation::{LockKey, PlacedRequest},
     reclaim::{Reclaim, ReclaimMode, ReclaimPolicy, ReclaimProgress},
@@ -366,17 +366,25 @@ impl ReclaimIdle {
         }
         let places: Vec<&PlacedRequest> = requests.iter().flat_map(|request| &request.places).collect();
         let mut state = unfenced_check_state(connection, &places, &self.limits).await?;
-        let short = short_places(&state, &places);
-        tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, short, &self.limits).await?);
+        let short = all_short_keys(&state, &places);
+        let at_short = short_places(&short);
+        tickets.extend(self.idle.read(connection, ReclaimOrder::LongestIdle, at_short, &self.limits).await?);
         if let Some(until) = busy_until {
             let guaranteed: Vec<_> = places.into_iter().filter(|place| has_guarantee(place, &self.limits)).collect();
-            let (short, order) = (short_places(&state, &guaranteed), ReclaimOrder::NewestUsed { until });
-            tickets.extend(self.used.read(connection, order, short, &self.limits).await?);
+            let at_short = short_places(&all_short_keys(&state, &guaranteed));
+            let order = ReclaimOrder::NewestUsed { until };
+            tickets.extend(self.used.read(connection, order, at_short, &self.limits).await?);
         }
         let tickets: BTreeMap<Uuid, Ticket> = tickets.into_iter().collect();
         let others = tickets.values().map(|ticket| &ticket.em).filter(|em| !ems.contains(em)).cloned().collect();
         unavailable.extend(self::unavailable(&mut *connection, &others, self.silent_after).await?);
         read_counters(&mut *connection, &mut state, &tickets).await?;
+        let is_needed = |ticket_id: &Uuid| {
+            let mut scopes = tickets.get(ticket_id).into_iter().flat_map(|ticket| counters(&state, ticket));
+            scopes.any(|at| short.contains(&WaitKey::Scope(at.scope().clone())))
+        };
+        self.idle.keep(is_needed);
+        self.used.keep(is_needed);
         let held = held(connection, &tickets, now).await?;
         Ok(ReclaimView { state, requests, tickets, unavailable, rows, rows_max: RECLAIMS_MAX, held, now })
     }
@@ -416,15 +424,19 @@ async fn read_counters(
     let ems = tickets.values().map(|ticket| &ticket.em);
     let ems: BTreeSet<EmInstance> = ems.filter(|em| !state.ems.contains_key(em)).cloned().collect();
     state.ems.extend(em_resource::read(&mut *connection, &ems).await?);
-    let counters_of = |ticket: &Ticket| match state.ems.get(&ticket.em) {
-        Some(em) => ledger::counters(&state.limits, em.counted, ticket.id, &ticket.ticket_labels()),
-        None => Vec::new(),
-    };
-    let counters = tickets.values().flat_map(counters_of).map(|limited| limited.counter);
-    let counters: BTreeSet<ScopeCounter> = counters.filter(|counter| !state.scopes.contains_key(counter)).collect();
+    let of_tickets = tickets.values().flat_map(|ticket| counters(state, ticket)).map(|limited| limited.counter);
+    let counters: BTreeSet<ScopeCounter> = of_tickets.filter(|counter| !state.scopes.contains_key(counter)).collect();
     let counters = label_resource::read(connection, &counters).await?;
     state.scopes.extend(counters);
     Ok(())
+}
+
+/// Returns the counters that contain a ticket; none if the state does not contain its EM.
+fn counters(state: &CheckState, ticket: &Ticket) -> Vec<LimitedScope> {
+    match state.ems.get(&ticket.em) {
+        Some(em) => ledger::counters(&state.limits, em.counted, ticket.id, &ticket.ticket_labels()),
+        None => Vec::new(),
+    }
 }
 
 /// Returns whether a request can be entitled.
@@ -443,17 +455,22 @@ async fn unavailable(
     Ok(ems.iter().filter(|em| statuses.get(*em).is_some_and(is_unavailable)).cloned().collect())
 }
 
-/// Returns the places where requests are short.
-fn short_places(state: &CheckState, requests: &[&PlacedRequest]) -> BTreeSet<ReclaimPlace> {
-    let place = |wait_key| match wait_key {
-        WaitKey::Em(em) => Some(ReclaimPlace::Em(em)),
+/// Returns the keys at which requests are short.
+fn all_short_keys(state: &CheckState, requests: &[&PlacedRequest]) -> BTreeSet<WaitKey> {
+    requests.iter().flat_map(|request| short_keys(state, request)).collect()
+}
+
+/// Returns the places of the keys at which requests are short.
+fn short_places(short: &BTreeSet<WaitKey>) -> BTreeSet<ReclaimPlace> {
+    let place = |wait_key: &WaitKey| match wait_key {
+        WaitKey::Em(em) => Some(ReclaimPlace::Em(em.clone())),
         WaitKey::Scope(scope) => Some(match scope.labels().get(USER) {
             Some(user) => ReclaimPlace::User(Name::parse(USER, user).ok()?),
             None => ReclaimPlace::Cell,
         }),
         WaitKey::Queue { .. } => None,
     };
-    requests.iter().flat_map(|request| short_keys(state, request)).filter_map(place).collect()
+    short.iter().filter_map(place).collect()
 }
 
 impl Task for ReclaimIdle {

@@ -2,6 +2,7 @@
 //!
 //! A step reads the first page of each place and, where more tickets follow, a later page that moves on with each step. The tickets of
 //! later pages that a policy lets end are read again until the sweep of the place begins anew, so that sets from several pages are found.
+//! If there are more of these than a page has, those that a request of the step needs stay before the others.
 //!
 //! Never: decides about a ticket. Caller: `reclaim`, with one object for each order.
 
@@ -47,6 +48,8 @@ struct Sweep {
     after: ReclaimPosition,
     /// Tickets of later pages that a policy lets end.
     found: Vec<Uuid>,
+    /// Maximum number of them that the next step reads again.
+    found_max: usize,
 }
 
 impl Sweeps {
@@ -89,13 +92,24 @@ impl Sweeps {
             if self.by_place.len() >= SWEEPS_MAX {
                 self.by_place.clear();
             }
-            let sweep = self.by_place.entry(place.clone()).or_insert(Sweep { after, found: Vec::new() });
+            let sweep = self.by_place.entry(place.clone()).or_insert(Sweep { after, found: Vec::new(), found_max: 0 });
             sweep.after = after;
+            sweep.found_max = place.page_size(of_each);
+            // After a step that failed before `keep`.
+            sweep.found.truncate(sweep.found_max);
             sweep.found.retain(may_end);
             sweep.found.extend(page.tickets.into_iter().filter(may_end));
-            sample(&mut sweep.found, self.step, place.page_size(of_each));
         }
         Ok(tickets)
+    }
+
+    /// Ends a step: bounds the tickets that the next one reads again. Needed ones stay before the others.
+    pub fn keep(&mut self, is_needed: impl Fn(&Uuid) -> bool) {
+        for place in &self.read {
+            if let Some(sweep) = self.by_place.get_mut(place) {
+                sample(&mut sweep.found, sweep.found_max, self.step, &is_needed);
+            }
+        }
     }
 
     /// Ends the sweep of a place, in about every second step: the last page may be read again. Otherwise, a request that is looked at in
@@ -107,10 +121,11 @@ impl Sweeps {
     }
 }
 
-/// Leaves at most `size` of the tickets, other ones in each step: tickets that no request can use do not hide others for ever.
-fn sample(found: &mut Vec<Uuid>, step: u64, size: usize) {
+/// Leaves at most `size` of the tickets, those that are needed before the others. Which of equal ones stay changes with each step: no
+/// ticket hides another one for ever.
+fn sample(found: &mut Vec<Uuid>, size: usize, step: u64, is_needed: impl Fn(&Uuid) -> bool) {
     if found.len() > size {
-        found.sort_by_cached_key(|ticket_id| hash(step, ticket_id));
+        found.sort_by_cached_key(|ticket_id| (!is_needed(ticket_id), hash(step, ticket_id)));
         found.truncate(size);
     }
 }
@@ -133,23 +148,34 @@ fn may_end(ticket: &Ticket, order: ReclaimOrder, limits: &Limits) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn useless_tickets_hide_no_set_of_several_pages() {
-        const SIZE: usize = 80;
-        // Two tickets, of the third and the seventh of eight pages.
-        let (first, second) = (Uuid::from_u128(200), Uuid::from_u128(500));
+    const SIZE: usize = 80;
+
+    /// Returns the number of steps of a sweep over some pages until both tickets are read in one step; `None` if it takes 1,000.
+    fn steps_until_set(pages: usize, set: [u128; 2], is_needed: impl Fn(&Uuid) -> bool) -> Option<usize> {
         let mut found = Vec::new();
-        let is_set_seen = (0..1000).any(|step: usize| {
-            let page = step % 8;
+        (0..1000).position(|step: usize| {
+            let page = step % pages;
             if page == 0 {
                 found.clear();
             }
             found.extend((page * SIZE..(page + 1) * SIZE).map(|id| Uuid::from_u128(id as u128)));
-            let is_seen = found.contains(&first) && found.contains(&second);
-            sample(&mut found, step as u64, SIZE);
+            let is_read = set.iter().all(|id| found.contains(&Uuid::from_u128(*id)));
+            sample(&mut found, SIZE, step as u64, &is_needed);
             assert_eq!(found.len(), SIZE);
-            is_seen
-        });
-        assert!(is_set_seen);
+            is_read
+        })
+    }
+
+    #[test]
+    fn useless_tickets_hide_no_set_of_several_pages() {
+        // Tickets of the third and the seventh of eight pages.
+        assert!(steps_until_set(8, [200, 500], |_| false).is_some());
+    }
+
+    #[test]
+    fn needed_tickets_stay_until_sweep_of_their_place_ends() {
+        // Tickets of the second and the last of 90 pages.
+        let set = [100, 7199];
+        assert_eq!(steps_until_set(90, set, |id| set.contains(&id.as_u128())), Some(89));
     }
 }
