@@ -234,6 +234,35 @@ async fn locked_row_does_not_delay_other_ems() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 201);
 }
 
+/// Requests of one batch whose row is locked wait together after one of them has shown its key: they delay others by a second, not by 0.2 s
+/// each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_row_of_many_requests_delays_other_ems_once() {
+    let (database, rm, patient) = start_patient().await;
+    register_all(&rm.client, ["held", "free"], load(1000, 1000, 1000)).await;
+    let locked = "SELECT * FROM linkis_em_resource_meta_data WHERE em_instance = 'held:9102' FOR UPDATE";
+    let mut holder = database.transaction(locked).await;
+    // A batch that waits for the limits gathers the requests for the next one.
+    let mut changing = database.transaction("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").await;
+    let first = request_in_task(&patient, request(&em("free"), "hadoop", load(1, 1, 1)));
+    let is_first_waiting = async || locked_out(&database, "linkis_resource_limit_version").await > 0;
+    eventually("the first batch waits", LONG, is_first_waiting).await;
+    let waiting: Vec<_> =
+        (0..200).map(|n| request_in_task(&patient, request(&em("held"), &format!("user{n}"), load(1, 1, 1)))).collect();
+    let queued = async || rm.metric("linkis_rm_committer_queue_operations") >= 200.0;
+    eventually("all requests are in the queue", LONG, queued).await;
+    execute(&mut changing, "ROLLBACK").await;
+    first.await.unwrap().granted();
+    // Half as long as 200 pairs of lock timeouts.
+    let hurried = hurried(&rm.address, Duration::from_secs(20));
+    hurried.request_resource(&request(&em("free"), "hadoop", load(1, 1, 1))).await.granted();
+    execute(&mut holder, "ROLLBACK").await;
+    for call in waiting {
+        call.await.unwrap().granted();
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 202);
+}
+
 /// A request without an EM leaves an EM whose row another program locks, and is granted on another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locked_row_sends_request_without_em_to_other_em() {

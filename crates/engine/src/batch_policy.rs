@@ -12,6 +12,10 @@ const RETRIES_MAX: u32 = 5;
 /// Maximum number of attempts after a lock timeout on rows, before the part is split in halves.
 const WAITS_MAX: u32 = 2;
 
+/// Maximum number of lock timeouts of one batch, of 0.1 s each, before all operations of a part whose rows are locked wait in the queues of
+/// their keys. A row of a scope may be locked that operations at many EMs use.
+const LOCK_WAITS_MAX: u32 = 20;
+
 /// Operations that share one attempt. `T` is an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchPart<T> {
@@ -59,7 +63,7 @@ pub enum Retry {
     Halves,
     /// Try each operation alone.
     Singles,
-    /// The only operation waits in the queue of its lock key.
+    /// The operations wait in the queues of their lock keys.
     WaitForKey,
     /// All operations fail.
     Fail,
@@ -71,8 +75,8 @@ impl<T> BatchPart<T> {
         Self { operations, tries: 0, is_half: false, is_contended: false }
     }
 
-    /// Decides what follows from `failure`, and counts the attempt.
-    pub fn after(&mut self, failure: BatchFailure) -> Retry {
+    /// Decides what follows from `failure`, and counts the attempt. `lock_waits` is the number of lock timeouts of the whole batch so far.
+    pub fn after(&mut self, failure: BatchFailure, lock_waits: u32) -> Retry {
         self.is_contended = matches!(failure, BatchFailure::LimitsLocked | BatchFailure::RowsLocked);
         let is_one = self.operations.len() <= 1;
         match failure {
@@ -80,6 +84,7 @@ impl<T> BatchPart<T> {
             | BatchFailure::LimitsChanged
             | BatchFailure::KeysRemoved
             | BatchFailure::ConnectionLost => Retry::Again,
+            BatchFailure::RowsLocked if lock_waits >= LOCK_WAITS_MAX => Retry::WaitForKey,
             BatchFailure::RowsLocked if self.tries < WAITS_MAX => self.again(),
             BatchFailure::RowsLocked if is_one => Retry::WaitForKey,
             BatchFailure::RowsLocked => Retry::Halves,
@@ -123,12 +128,13 @@ mod tests {
     /// for their keys, and the number of attempts.
     fn run(operations: u32, fails: impl Fn(&[u32]) -> Option<BatchFailure>) -> (Vec<u32>, Vec<u32>, u32) {
         let mut parts = vec![BatchPart::new((0..operations).collect())];
-        let (mut failed, mut waiting, mut attempts) = (vec![], vec![], 0);
+        let (mut failed, mut waiting, mut attempts, mut lock_waits) = (vec![], vec![], 0, 0);
         while let Some(mut part) = parts.pop() {
             attempts += 1;
             assert!(attempts < 10_000, "attempts end");
             let Some(failure) = fails(&part.operations) else { continue };
-            match part.after(failure) {
+            lock_waits += u32::from(failure == BatchFailure::RowsLocked);
+            match part.after(failure, lock_waits) {
                 Retry::Again => parts.push(part),
                 Retry::Halves => parts.extend(part.halves()),
                 Retry::Singles => parts.extend(part.singles()),
@@ -161,6 +167,16 @@ mod tests {
     }
 
     #[test]
+    fn locked_rows_of_many_operations_delay_others_by_bounded_number_of_attempts() {
+        let is_locked = |operation: &u32| operation.count_ones() != 2;
+        let (failed, waiting, attempts) =
+            run(512, |part| part.iter().any(is_locked).then_some(BatchFailure::RowsLocked));
+        assert!(failed.is_empty());
+        assert!((0..512).filter(is_locked).all(|operation| waiting.contains(&operation)));
+        assert!(attempts < 2 * LOCK_WAITS_MAX, "{attempts}");
+    }
+
+    #[test]
     fn slow_batch_is_halved_once() {
         let (failed, _, attempts) = run(8, |part| (part.len() > 4).then_some(BatchFailure::TooLong));
         assert_eq!((failed.len(), attempts), (0, 3));
@@ -179,7 +195,7 @@ mod tests {
         for (failure, is_contended) in
             [(BatchFailure::LimitsLocked, true), (BatchFailure::Race, false), (BatchFailure::RowsLocked, true)]
         {
-            part.after(failure);
+            part.after(failure, 0);
             assert_eq!(part.is_contended, is_contended, "{failure:?}");
         }
     }

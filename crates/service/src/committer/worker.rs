@@ -77,7 +77,7 @@ impl Worker {
     pub async fn commit(&mut self, batch: Vec<QueuedOperation>) -> ContendedOperations {
         let mut aside = ContendedOperations::new();
         let operations = batch.into_iter().filter(QueuedOperation::begin).collect();
-        let mut parts = vec![BatchPart::new(operations)];
+        let (mut parts, mut lock_waits) = (vec![BatchPart::new(operations)], 0);
         while let Some(mut part) = parts.pop() {
             drop_overdue(&mut part);
             if part.operations.is_empty() {
@@ -90,18 +90,23 @@ impl Worker {
                 trace.failed();
             }
             drop(trace);
-            let failed = match ended {
+            let (failure, error) = match ended {
                 Ok(committed) => {
                     self.committed(part.operations, committed, &mut aside);
                     continue;
                 }
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
-                        Some(true) => self.committed(part.operations, *committed, &mut aside),
-                        Some(false) => retry(part, (BatchFailure::NotCommitted, None), &mut parts, &mut aside),
-                        None => self.answers.unknown(part.operations),
+                        Some(true) => {
+                            self.committed(part.operations, *committed, &mut aside);
+                            continue;
+                        }
+                        Some(false) => (BatchFailure::NotCommitted, None),
+                        None => {
+                            self.answers.unknown(part.operations);
+                            continue;
+                        }
                     }
-                    continue;
                 }
                 Err(BatchError::Contended) => match self.split(&mut part, &mut aside).await {
                     Ok(()) => (BatchFailure::KeysRemoved, None),
@@ -120,13 +125,20 @@ impl Worker {
                     self.metrics.database.failed(error.failure());
                     match error.is_lock_timeout() {
                         // The next attempt must not wait for the locks of this one.
-                        true => self.session.idle().await,
+                        true => {
+                            lock_waits += 1;
+                            self.session.idle().await;
+                        }
                         false => self.session.reset_after(&error),
                     }
                     (failure_of(&error, reused), Some(error))
                 }
             };
-            retry(part, failed, &mut parts, &mut aside);
+            let retry = part.after(failure, lock_waits);
+            if let Some(error) = &error {
+                log_retry(&part, failure, retry, error);
+            }
+            follow(retry, part, error, &mut parts, &mut aside);
         }
         aside
     }
@@ -240,34 +252,44 @@ fn failure_of(error: &StoreError, reused: bool) -> BatchFailure {
 }
 
 /// Carries out what follows from a failed attempt: adds parts to try again, sets operations aside, or fails them.
-fn retry(
-    mut part: QueuedPart,
-    (failure, error): (BatchFailure, Option<StoreError>),
+fn follow(
+    retry: Retry,
+    part: QueuedPart,
+    error: Option<StoreError>,
     parts: &mut Vec<QueuedPart>,
     aside: &mut ContendedOperations,
 ) {
-    let retry = part.after(failure);
-    if let Some(error) = &error {
-        log_retry(&part, failure, retry, error);
-    }
     match retry {
         Retry::Again => parts.push(part),
         // The last part is tried first.
         Retry::Halves => parts.extend(part.halves().into_iter().rev()),
         Retry::Singles => parts.extend(part.singles().into_iter().rev()),
-        Retry::WaitForKey => {
-            for pending in part.operations {
-                match pending.operation.lock_keys(false).next() {
-                    Some(key) => queue_contended(aside, key, pending),
-                    // A removal: another transaction has its row for long.
-                    None => drop(pending.reply(Err(Error::LockTimeout))),
-                }
-            }
-        }
+        Retry::WaitForKey => wait_for_keys(part, parts, aside),
         Retry::Fail => match error.map(Error::from) {
             Some(error) => fail(part, &error),
             None => answer_all(part.operations, &Error::lost_connection()),
         },
+    }
+}
+
+/// Sets the operations of a part aside, and those of `parts` with the same keys: each would wait for the same row.
+fn wait_for_keys(part: QueuedPart, parts: &mut Vec<QueuedPart>, aside: &mut ContendedOperations) {
+    let is_one = part.operations.len() == 1;
+    for pending in part.operations {
+        match pending.operation.lock_keys(false).next() {
+            Some(key) => queue_contended(aside, key, pending),
+            // A removal: another transaction has its row for long.
+            None if is_one => drop(pending.reply(Err(Error::LockTimeout))),
+            None => parts.push(BatchPart::new(vec![pending])),
+        }
+    }
+    for other in parts {
+        for pending in mem::take(&mut other.operations) {
+            match pending.operation.lock_keys(false).next().filter(|key| aside.contains_key(key)) {
+                Some(key) => queue_contended(aside, key, pending),
+                None => other.operations.push(pending),
+            }
+        }
     }
 }
 
