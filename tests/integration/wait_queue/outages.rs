@@ -91,7 +91,8 @@ async fn wait_queue_removal_passes_locked_request() {
     // The others are removed together with a locked one, because the removal of the first one waits.
     calls.iter().for_each(|call| call.abort());
     let users = r#"SELECT "user" FROM linkis_resource_waiting ORDER BY 1"#;
-    eventually("the other requests leave", LONG, async || {
+    // Before the instance looks, twice a minute, for requests without a call.
+    eventually("the other requests leave", Duration::from_secs(20), async || {
         database.column::<String>(users).await == ["locked1", "locked2"]
     })
     .await;
