@@ -13,7 +13,7 @@ const RETRIES_MAX: u32 = 5;
 const WAITS_MAX: u32 = 2;
 
 /// Maximum number of lock timeouts of one batch, of 0.1 s each, before all operations of a part whose rows are locked wait in the queues of
-/// their keys. A row of a scope may be locked that operations at many EMs use.
+/// their keys. The locked row may be that of a scope, which operations at many EMs use.
 const LOCK_WAITS_MAX: u32 = 20;
 
 /// Operations that share one attempt. `T` is an operation.
@@ -64,7 +64,7 @@ pub enum Retry {
     /// Try each operation alone.
     Singles,
     /// The operations wait in the queues of their lock keys.
-    WaitForKey,
+    WaitForKeys,
     /// All operations fail.
     Fail,
 }
@@ -84,9 +84,9 @@ impl<T> BatchPart<T> {
             | BatchFailure::LimitsChanged
             | BatchFailure::KeysRemoved
             | BatchFailure::ConnectionLost => Retry::Again,
-            BatchFailure::RowsLocked if lock_waits >= LOCK_WAITS_MAX => Retry::WaitForKey,
+            BatchFailure::RowsLocked if lock_waits >= LOCK_WAITS_MAX => Retry::WaitForKeys,
             BatchFailure::RowsLocked if self.tries < WAITS_MAX => self.again(),
-            BatchFailure::RowsLocked if is_one => Retry::WaitForKey,
+            BatchFailure::RowsLocked if is_one => Retry::WaitForKeys,
             BatchFailure::RowsLocked => Retry::Halves,
             // Half of the operations may fit. A half that also fails shows that the database is too slow.
             BatchFailure::TooLong if is_one || self.is_half => Retry::Fail,
@@ -138,7 +138,7 @@ mod tests {
                 Retry::Again => parts.push(part),
                 Retry::Halves => parts.extend(part.halves()),
                 Retry::Singles => parts.extend(part.singles()),
-                Retry::WaitForKey => waiting.extend(part.operations),
+                Retry::WaitForKeys => waiting.extend(part.operations),
                 Retry::Fail => failed.extend(part.operations),
             }
         }

@@ -297,16 +297,18 @@ impl ReclaimTrial {
         let amounts = |candidate: &Candidate<'_>| {
             dimensions.iter().map(|at| useful(candidate.reclaimable.ticket.resource(), at)).collect()
         };
-        for tickets in [&tickets[..idle], tickets] {
-            let mut largest_first = tickets.to_vec();
-            largest_first.sort_by_key(|candidate| Reverse::<Vec<i64>>(amounts(candidate)));
-            for tickets in [tickets, &largest_first] {
-                let ended = self.end_each(tickets, place, of_request);
+        for count in BTreeSet::from([idle, tickets.len()]) {
+            let mut order = tickets[..count].to_vec();
+            for largest_first in [false, true] {
+                if largest_first {
+                    order.sort_by_cached_key(|candidate| Reverse::<Vec<i64>>(amounts(candidate)));
+                }
+                let ended = self.end_each(&order, place, of_request);
                 if !ended.is_empty() && self.fits(place) {
                     return Some(ended);
                 }
                 self.keep(&ended);
-                if ended.len() == tickets.len() {
+                if ended.len() == order.len() {
                     break;
                 }
             }

@@ -355,7 +355,7 @@ fn small_engine_hides_no_large_one_of_guaranteed_user() {
 
 /// A guarantee of 5 cores of 9 leaves 4: the smaller idle engine alone does not suffice, and the larger one does.
 #[test]
-fn no_busy_engine_ends_beside_idle_one_that_suffices() {
+fn busy_engine_stays_beside_sufficient_idle_engine() {
     let mut world = World::guaranteed(15, 10, 5).with_policies([busy_policy(&[("user", None)])]);
     for (number, cores, idle_since) in [(1, 2, Some(100)), (2, 3, Some(200)), (3, 4, None)] {
         world.ticket(number, "a", BOB, idle_since);

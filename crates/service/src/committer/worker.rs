@@ -264,7 +264,7 @@ fn follow(
         // The last part is tried first.
         Retry::Halves => parts.extend(part.halves().into_iter().rev()),
         Retry::Singles => parts.extend(part.singles().into_iter().rev()),
-        Retry::WaitForKey => wait_for_keys(part, parts, aside),
+        Retry::WaitForKeys => wait_for_keys(part, parts, aside),
         Retry::Fail => match error.map(Error::from) {
             Some(error) => fail(part, &error),
             None => answer_all(part.operations, &Error::lost_connection()),
@@ -311,7 +311,7 @@ fn log_retry(part: &QueuedPart, failure: BatchFailure, retry: Retry, error: &Sto
         (_, BatchFailure::RowsLocked) => "another program locks rows without their resource lock",
         (Retry::Again, _) => "another program wrote the same rows; retrying",
         (Retry::Halves, _) => "a batch took too long; retrying its halves",
-        (Retry::Singles | Retry::WaitForKey, _) => "a batch failed; retrying its operations one by one",
+        (Retry::Singles | Retry::WaitForKeys, _) => "a batch failed; retrying its operations one by one",
     };
     tracing::warn!(error = error as &dyn std::error::Error, operations = part.operations.len(), "{what}");
 }
