@@ -263,6 +263,26 @@ async fn locked_row_of_many_requests_delays_other_ems_once() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 202);
 }
 
+/// Requests whose deadlines pass while other parts of their batch are tried fail at once, and their errors state that they had no effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deadline_in_split_batch_has_known_result() {
+    let database = Database::fresh().await;
+    let options = settings().with_time("--request-timeout", Duration::from_secs(1));
+    let rm = Instance::start_with(&database, options).await;
+    let ems: Vec<String> = (0..64).map(|n| format!("em{n}")).collect();
+    register_all(&rm.client, &ems, load(10, 10, 10)).await;
+    let mut holder = database.transaction("SELECT * FROM linkis_em_resource_meta_data FOR UPDATE").await;
+    let hurried = hurried(&rm.address, LONG);
+    let calls: Vec<_> =
+        ems.iter().map(|name| request_in_task(&hurried, request(&em(name), "hadoop", load(1, 1, 1)))).collect();
+    for call in calls {
+        let error = call.await.unwrap().unwrap_err();
+        assert!(matches!(error.reason().as_deref(), Some("LOCK_TIMEOUT" | "NOT_BEGUN")), "{error:?}");
+    }
+    execute(&mut holder, "ROLLBACK").await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
 /// A request without an EM leaves an EM whose row another program locks, and is granted on another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locked_row_sends_request_without_em_to_other_em() {

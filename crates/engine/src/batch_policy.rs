@@ -25,8 +25,6 @@ pub struct BatchPart<T> {
     tries: u32,
     /// Whether the part is half of a batch that failed.
     is_half: bool,
-    /// Whether another transaction locks the limits or rows of these operations.
-    pub is_contended: bool,
 }
 
 /// Failure of an attempt without effect, but for steps through tickets that are safe to repeat.
@@ -54,6 +52,13 @@ pub enum BatchFailure {
     Defect,
 }
 
+impl BatchFailure {
+    /// Whether another transaction locks the limits or rows of the operations.
+    pub fn is_contention(self) -> bool {
+        matches!(self, Self::LimitsLocked | Self::RowsLocked)
+    }
+}
+
 /// Decision after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
@@ -72,12 +77,11 @@ pub enum Retry {
 impl<T> BatchPart<T> {
     /// Creates the first part, with all operations of a batch.
     pub fn new(operations: Vec<T>) -> Self {
-        Self { operations, tries: 0, is_half: false, is_contended: false }
+        Self { operations, tries: 0, is_half: false }
     }
 
     /// Decides what follows from `failure`, and counts the attempt. `lock_waits` is the number of lock timeouts of the whole batch so far.
     pub fn after(&mut self, failure: BatchFailure, lock_waits: u32) -> Retry {
-        self.is_contended = matches!(failure, BatchFailure::LimitsLocked | BatchFailure::RowsLocked);
         let is_one = self.operations.len() <= 1;
         match failure {
             BatchFailure::LimitsLocked
@@ -108,14 +112,14 @@ impl<T> BatchPart<T> {
     /// Splits the part in two halves. A single operation stays one part.
     pub fn halves(mut self) -> Vec<Self> {
         let rest = self.operations.split_off(self.operations.len() / 2);
-        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true, is_contended: self.is_contended };
+        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true };
         [self.operations, rest].into_iter().filter(|operations| !operations.is_empty()).map(of).collect()
     }
 
     /// Splits the part into parts of one operation.
     pub fn singles(self) -> Vec<Self> {
-        let Self { operations, tries, is_half, is_contended } = self;
-        let single = |operation| Self { operations: vec![operation], tries, is_half, is_contended };
+        let Self { operations, tries, is_half } = self;
+        let single = |operation| Self { operations: vec![operation], tries, is_half };
         operations.into_iter().map(single).collect()
     }
 }
@@ -190,13 +194,11 @@ mod tests {
     }
 
     #[test]
-    fn only_locked_limits_and_rows_count_as_contended() {
-        let mut part = BatchPart::new(vec![0]);
-        for (failure, is_contended) in
+    fn only_locked_limits_and_rows_count_as_contention() {
+        for (failure, is_contention) in
             [(BatchFailure::LimitsLocked, true), (BatchFailure::Race, false), (BatchFailure::RowsLocked, true)]
         {
-            part.after(failure, 0);
-            assert_eq!(part.is_contended, is_contended, "{failure:?}");
+            assert_eq!(failure.is_contention(), is_contention, "{failure:?}");
         }
     }
 }

@@ -478,10 +478,16 @@ impl QueuedOperation {
         !self.reply.is_closed() && begins()
     }
 
-    /// Marks the operation as waiting again after its transaction met a contended key.
+    /// Marks the operation as waiting again after an attempt without effect.
+    fn pause(&self, is_contended: bool) {
+        self.progress.change(RUNNING, WAITING);
+        self.progress.set_contended(is_contended);
+    }
+
+    /// Marks the operation as waiting for a contended key.
     fn requeue(&mut self) {
         self.trace.contended();
-        self.progress.change(RUNNING, CONTENDED);
+        self.pause(true);
     }
 
     /// Returns the view for the batch.

@@ -76,10 +76,9 @@ impl Worker {
     /// Returns the operations with a contended lock key; they have no reply and wait again.
     pub async fn commit(&mut self, batch: Vec<QueuedOperation>) -> ContendedOperations {
         let mut aside = ContendedOperations::new();
-        let operations = batch.into_iter().filter(QueuedOperation::begin).collect();
-        let (mut parts, mut lock_waits) = (vec![BatchPart::new(operations)], 0);
+        let (mut parts, mut lock_waits) = (vec![BatchPart::new(batch)], 0);
         while let Some(mut part) = parts.pop() {
-            drop_overdue(&mut part);
+            begin(&mut part);
             if part.operations.is_empty() {
                 continue;
             }
@@ -108,14 +107,17 @@ impl Worker {
                         }
                     }
                 }
-                Err(BatchError::Contended) => match self.split(&mut part, &mut aside).await {
-                    Ok(()) => (BatchFailure::KeysRemoved, None),
-                    Err(error) => {
-                        self.session.reset();
-                        answer_all(part.operations, &error.into());
-                        continue;
+                Err(BatchError::Contended) => {
+                    pause(&part, false);
+                    match self.split(&mut part, &mut aside).await {
+                        Ok(()) => (BatchFailure::KeysRemoved, None),
+                        Err(error) => {
+                            self.session.reset();
+                            answer_all(part.operations, &error.into());
+                            continue;
+                        }
                     }
-                },
+                }
                 Err(BatchError::Fenced) => (BatchFailure::LimitsLocked, None),
                 Err(BatchError::OtherLimits(limits)) => {
                     self.limits = limits;
@@ -134,6 +136,7 @@ impl Worker {
                     (failure_of(&error, reused), Some(error))
                 }
             };
+            pause(&part, failure.is_contention());
             let retry = part.after(failure, lock_waits);
             if let Some(error) = &error {
                 log_retry(&part, failure, retry, error);
@@ -273,14 +276,12 @@ fn follow(
 }
 
 /// Sets the operations of a part aside, and those of `parts` with the same keys: each would wait for the same row.
-fn wait_for_keys(part: QueuedPart, parts: &mut Vec<QueuedPart>, aside: &mut ContendedOperations) {
-    let is_one = part.operations.len() == 1;
+fn wait_for_keys(part: QueuedPart, parts: &mut [QueuedPart], aside: &mut ContendedOperations) {
     for pending in part.operations {
         match pending.operation.lock_keys(false).next() {
             Some(key) => queue_contended(aside, key, pending),
-            // A removal: another transaction has its row for long.
-            None if is_one => drop(pending.reply(Err(Error::LockTimeout))),
-            None => parts.push(BatchPart::new(vec![pending])),
+            // A removal: another transaction has its row, or that of an operation beside it, for long.
+            None => drop(pending.reply(Err(Error::LockTimeout))),
         }
     }
     for other in parts {
@@ -316,13 +317,23 @@ fn log_retry(part: &QueuedPart, failure: BatchFailure, retry: Retry, error: &Sto
     tracing::warn!(error = error as &dyn std::error::Error, operations = part.operations.len(), "{what}");
 }
 
-/// Fails overdue operations and drops operations whose callers are gone.
-fn drop_overdue(part: &mut QueuedPart) {
+/// Marks the operations of a part as running. Fails overdue operations and drops those whose callers are gone.
+fn begin(part: &mut QueuedPart) {
     let now = Instant::now();
-    let wanted = std::mem::take(&mut part.operations).into_iter().filter(|pending| !pending.reply.is_closed());
-    let (overdue, rest) = wanted.partition(|pending| pending.patience.until <= now);
-    part.operations = rest;
-    answer_all(overdue, if part.is_contended { &Error::LockTimeout } else { &Error::NotBegun });
+    for pending in mem::take(&mut part.operations) {
+        if pending.patience.until <= now && !pending.reply.is_closed() {
+            let error = pending.progress.timeout();
+            pending.reply(Err(error));
+        } else if pending.begin() {
+            part.operations.push(pending);
+        }
+    }
+}
+
+/// Marks the operations of a part as waiting after an attempt without effect. An operation whose deadline passes before the next attempt
+/// fails at once.
+fn pause(part: &QueuedPart, is_contended: bool) {
+    part.operations.iter().for_each(|pending| pending.pause(is_contended));
 }
 
 fn answer_all(part: Vec<QueuedOperation>, error: &Error) {
