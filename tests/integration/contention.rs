@@ -263,24 +263,31 @@ async fn locked_row_of_many_requests_delays_other_ems_once() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 202);
 }
 
-/// Requests whose deadlines pass while other parts of their batch are tried fail at once, and their errors state that they had no effect.
+/// A locked row of a user's scope delays no other user for as long as it is locked, on the same EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deadline_in_split_batch_has_known_result() {
-    let database = Database::fresh().await;
-    let options = settings().with_time("--request-timeout", Duration::from_secs(1));
-    let rm = Instance::start_with(&database, options).await;
-    let ems: Vec<String> = (0..64).map(|n| format!("em{n}")).collect();
-    register_all(&rm.client, &ems, load(10, 10, 10)).await;
-    let mut holder = database.transaction("SELECT * FROM linkis_em_resource_meta_data FOR UPDATE").await;
-    let hurried = hurried(&rm.address, LONG);
-    let calls: Vec<_> =
-        ems.iter().map(|name| request_in_task(&hurried, request(&em(name), "hadoop", load(1, 1, 1)))).collect();
-    for call in calls {
-        let error = call.await.unwrap().unwrap_err();
-        assert!(matches!(error.reason().as_deref(), Some("LOCK_TIMEOUT" | "NOT_BEGUN")), "{error:?}");
+async fn locked_scope_row_of_user_does_not_block_other_users() {
+    let (database, rm, patient) = start_patient().await;
+    register_all(&rm.client, ["em1"], load(1000, 1000, 1000)).await;
+    rm.client.set_limit(&each_user(1000)).await.unwrap();
+    rm.client.request_resource(&request(&em("em1"), "hadoop", load(1, 1, 1))).await.granted();
+    let locked = r#"SELECT * FROM linkis_label_resource WHERE scope = '{"user": "hadoop"}' FOR UPDATE"#;
+    let mut holder = database.transaction(locked).await;
+    let of_hadoop = || request_in_task(&patient, request(&em("em1"), "hadoop", load(1, 1, 1)));
+    let waiting: Vec<_> = (0..20).map(|_| of_hadoop()).collect();
+    let is_contended = async || rm.metric("linkis_rm_contended_operations") >= 20.0;
+    eventually("the requests are contended", LONG, is_contended).await;
+    let mut calls = JoinSet::new();
+    for n in 0..20 {
+        let (client, body) = (patient.clone(), request(&em("em1"), &format!("user{n}"), load(1, 1, 1)));
+        calls.spawn(async move { client.request_resource(&body).await.granted() });
     }
+    calls.join_all().await;
+    assert!(waiting.iter().all(|call| !call.is_finished()));
     execute(&mut holder, "ROLLBACK").await;
-    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+    for call in waiting {
+        call.await.unwrap().granted();
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 41);
 }
 
 /// A request without an EM leaves an EM whose row another program locks, and is granted on another one.

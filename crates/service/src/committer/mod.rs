@@ -298,10 +298,10 @@ impl PendingReply {
             Ok(answered) => answered,
             Err(_) => match self.progress.abandon() {
                 Some(error) => return Err(error),
-                // The end of the transaction decides the reply, but may be late if the database is slow.
+                // The end of the transaction decides the reply, but may be late if the database is slow. Another attempt may wait by then.
                 None => match tokio::time::timeout_at(deadline + END_TIMEOUT, &mut self.answer).await {
                     Ok(answered) => answered,
-                    Err(_) => return Err(Error::CommitUnknown),
+                    Err(_) => return Err(self.progress.abandon().unwrap_or(Error::CommitUnknown)),
                 },
             },
         };
@@ -447,6 +447,17 @@ impl OperationState {
         reasons.into_iter().find(|(from, _)| self.change(*from, ABANDONED)).map(|(_, error)| error)
     }
 
+    /// Marks the operation as running. Returns false if its caller has cancelled it.
+    fn begin(&self) -> bool {
+        self.change(WAITING, RUNNING) || self.change(CONTENDED, RUNNING)
+    }
+
+    /// Marks the operation as waiting again after an attempt without effect.
+    fn pause(&self, is_contended: bool) {
+        self.change(RUNNING, WAITING);
+        self.set_contended(is_contended);
+    }
+
     /// Records whether a lock key is contended; ignored once the operation runs.
     fn set_contended(&self, is_contended: bool) {
         let (from, to) = if is_contended { (WAITING, CONTENDED) } else { (CONTENDED, WAITING) };
@@ -474,20 +485,13 @@ impl QueuedOperation {
 
     /// Marks the operation as running. Returns false if its caller is gone.
     fn begin(&self) -> bool {
-        let begins = || self.progress.change(WAITING, RUNNING) || self.progress.change(CONTENDED, RUNNING);
-        !self.reply.is_closed() && begins()
-    }
-
-    /// Marks the operation as waiting again after an attempt without effect.
-    fn pause(&self, is_contended: bool) {
-        self.progress.change(RUNNING, WAITING);
-        self.progress.set_contended(is_contended);
+        !self.reply.is_closed() && self.progress.begin()
     }
 
     /// Marks the operation as waiting for a contended key.
     fn requeue(&mut self) {
         self.trace.contended();
-        self.pause(true);
+        self.progress.pause(true);
     }
 
     /// Returns the view for the batch.
@@ -585,6 +589,20 @@ mod tests {
             });
             let error = waits.wait(Instant::now()).await.unwrap_err();
             assert_eq!(format!("{error:?}"), expected, "{is_contended:?}");
+        }
+    }
+
+    /// The deadline of an operation that waits between two attempts of its batch has a known result, and no attempt follows.
+    #[tokio::test]
+    async fn deadline_between_attempts_has_known_result() {
+        for (is_contended, expected) in [(true, "LockTimeout"), (false, "NotBegun")] {
+            let (_reply, mut waits, ..) = answer();
+            let progress = waits.progress.clone();
+            assert!(progress.begin());
+            progress.pause(is_contended);
+            let error = waits.wait(Instant::now()).await.unwrap_err();
+            assert_eq!(format!("{error:?}"), expected);
+            assert!(!progress.begin());
         }
     }
 

@@ -20,6 +20,7 @@ use crate::{background::expiry, error::Error, tasks::InstanceTasks};
 use rm_engine::batch_policy::{BatchFailure, BatchPart, Retry};
 use rm_model::{
     limit::Limits,
+    name::Name,
     operation::{Grant, LockKey, Operation, Outcome, PlacedRequest},
     ticket_end::TicketEnd,
 };
@@ -275,7 +276,8 @@ fn follow(
     }
 }
 
-/// Sets the operations of a part aside, and those of `parts` with the same keys: each would wait for the same row.
+/// Sets the operations of a part aside, and those of `parts` that need the same row: at the same EM, those of the same user, whose scope may
+/// be locked, or of all users once those of two wait there.
 fn wait_for_keys(part: QueuedPart, parts: &mut [QueuedPart], aside: &mut ContendedOperations) {
     for pending in part.operations {
         match pending.operation.lock_keys(false).next() {
@@ -284,9 +286,17 @@ fn wait_for_keys(part: QueuedPart, parts: &mut [QueuedPart], aside: &mut Contend
             None => drop(pending.reply(Err(Error::LockTimeout))),
         }
     }
-    for other in parts {
+    let users: BTreeMap<LockKey, BTreeSet<Option<Name>>> = aside
+        .iter()
+        .map(|(key, waiting)| (key.clone(), waiting.iter().map(|pending| pending.operation.user().cloned()).collect()))
+        .collect();
+    let is_locked = |key: &LockKey, operation: &Operation| {
+        users.get(key).is_some_and(|users| users.len() > 1 || users.contains(&operation.user().cloned()))
+    };
+    // The last part is the next one.
+    for other in parts.iter_mut().rev() {
         for pending in mem::take(&mut other.operations) {
-            match pending.operation.lock_keys(false).next().filter(|key| aside.contains_key(key)) {
+            match pending.operation.lock_keys(false).next().filter(|key| is_locked(key, &pending.operation)) {
                 Some(key) => queue_contended(aside, key, pending),
                 None => other.operations.push(pending),
             }
@@ -333,7 +343,7 @@ fn begin(part: &mut QueuedPart) {
 /// Marks the operations of a part as waiting after an attempt without effect. An operation whose deadline passes before the next attempt
 /// fails at once.
 fn pause(part: &QueuedPart, is_contended: bool) {
-    part.operations.iter().for_each(|pending| pending.pause(is_contended));
+    part.operations.iter().for_each(|pending| pending.progress.pause(is_contended));
 }
 
 fn answer_all(part: Vec<QueuedOperation>, error: &Error) {
