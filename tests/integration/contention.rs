@@ -272,16 +272,21 @@ async fn locked_scope_row_of_user_does_not_block_other_users() {
     rm.client.request_resource(&request(&em("em1"), "hadoop", load(1, 1, 1))).await.granted();
     let locked = r#"SELECT * FROM linkis_label_resource WHERE scope = '{"user": "hadoop"}' FOR UPDATE"#;
     let mut holder = database.transaction(locked).await;
-    let of_hadoop = || request_in_task(&patient, request(&em("em1"), "hadoop", load(1, 1, 1)));
-    let waiting: Vec<_> = (0..20).map(|_| of_hadoop()).collect();
-    let is_contended = async || rm.metric("linkis_rm_contended_operations") >= 20.0;
-    eventually("the requests are contended", LONG, is_contended).await;
-    let mut calls = JoinSet::new();
-    for n in 0..20 {
-        let (client, body) = (patient.clone(), request(&em("em1"), &format!("user{n}"), load(1, 1, 1)));
-        calls.spawn(async move { client.request_resource(&body).await.granted() });
+    let of_user = |user: &str| request_in_task(&patient, request(&em("em1"), user, load(1, 1, 1)));
+    // A batch that waits for the limits gathers the requests for the next one: those of the locked user first.
+    let mut changing = database.transaction("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").await;
+    let first = of_user("user0");
+    let is_first_waiting = async || locked_out(&database, "linkis_resource_limit_version").await > 0;
+    eventually("the first batch waits", LONG, is_first_waiting).await;
+    let queued = async |count| rm.metric("linkis_rm_committer_queue_operations") >= count;
+    let waiting: Vec<_> = (0..20).map(|_| of_user("hadoop")).collect();
+    eventually("the requests of the locked user are in the queue", LONG, async || queued(20.0).await).await;
+    let others: Vec<_> = (1..20).map(|n| of_user(&format!("user{n}"))).collect();
+    eventually("all requests are in the queue", LONG, async || queued(39.0).await).await;
+    execute(&mut changing, "ROLLBACK").await;
+    for call in others.into_iter().chain([first]) {
+        tokio::time::timeout(LONG, call).await.unwrap().unwrap().granted();
     }
-    calls.join_all().await;
     assert!(waiting.iter().all(|call| !call.is_finished()));
     execute(&mut holder, "ROLLBACK").await;
     for call in waiting {
